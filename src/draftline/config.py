@@ -1,0 +1,240 @@
+"""The recipe: one frozen, typed description of a run. Every default and every cross-check lives here.
+
+Only `target.path` and `data.train` must be given. What is None here is derived from the target and printed
+(`target/derive.py`); nothing downstream has a default of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from draftline.errors import InputError
+
+GAMMA_BY_BLOCK_SIZE = {8: 4.0, 10: 5.0, 16: 7.0}  # arXiv 2602.06036
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=False)
+
+
+class TargetSection(Section):
+    path: str = Field(min_length=1, description="folder or hub id of the target model")
+    revision: str | None = Field(None, description="hub revision; None: the default branch")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on CUDA, float32 on CPU")
+    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+
+
+class DataSection(Section):
+    train: tuple[str, ...] = Field(min_length=1, description="JSONL files of conversations")
+    sequence_length: int = Field(3072, ge=16, description="tokens in a packed row; longer documents are cut")
+    max_unusable_share: float = Field(0.2, ge=0, le=1, description="the run stops when more rows than this are unusable")
+    template_kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to the chat template")
+
+    @field_validator("train", mode="before")
+    @classmethod
+    def one_or_many(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return (value,)
+        return tuple(value) if isinstance(value, list) else value
+
+
+class DrafterSection(Section):
+    layers: int = Field(5, ge=1)
+    block_size: int = Field(16, ge=2)
+    taps: tuple[int, ...] | None = Field(None, description="0-based target layers; None: spread over the depth")
+    tap_count: int = Field(5, ge=1, description="how many taps to spread when `taps` is not given")
+    mask_token_id: int | None = Field(None, ge=0)
+    hidden_size: int | None = Field(None, ge=1, description="must equal the target's: embedding and head are borrowed")
+    intermediate_size: int | None = Field(None, ge=1)
+    attention_heads: int | None = Field(None, ge=1)
+    key_value_heads: int | None = Field(None, ge=1)
+    head_dim: int | None = Field(None, ge=2)
+    sliding_window: int | None = Field(None, ge=1, description="window in tokens of the sliding layers")
+    sliding_layers: tuple[int, ...] = Field((), description="0-based drafter layers that use the window")
+    is_causal: bool | None = Field(None, description="None: causal inside the block in sliding layers only")
+
+    @field_validator("taps", "sliding_layers", mode="before")
+    @classmethod
+    def as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def consistent(self) -> DrafterSection:
+        if self.taps is not None and list(self.taps) != sorted(set(self.taps)):
+            raise ValueError(f"taps {list(self.taps)} must be ascending and distinct")
+        if self.sliding_layers and self.sliding_window is None:
+            raise ValueError("sliding_layers needs sliding_window")
+        if self.sliding_window is not None and not self.sliding_layers:
+            raise ValueError("sliding_window needs sliding_layers, the 0-based drafter layers that use it")
+        if any(not 0 <= layer < self.layers for layer in self.sliding_layers):
+            raise ValueError(f"sliding_layers {list(self.sliding_layers)} must lie in 0..{self.layers - 1}")
+        return self
+
+
+class LossSection(Section):
+    kind: Literal["ce", "ce_target", "kl", "tv"] = Field(
+        "ce", description="ce: data token; ce_target: target's argmax; kl, tv: distance to the target's distribution"
+    )
+    weights: Literal["exponential", "dpace"] = "exponential"
+    gamma: float | None = Field(None, gt=0, description="decay of the exponential weights; None: from the block size")
+    alpha: float = Field(0.5, ge=0, le=1, description="smoothing of the D-PACE weights")
+
+
+class OptimSection(Section):
+    lr: float = Field(6e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_share: float = Field(0.04, ge=0, lt=1, description="share of all steps spent warming up")
+    clip_norm: float = Field(1.0, gt=0)
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class TrainSection(Section):
+    out: str = Field("runs/draftline", min_length=1, description="the run folder")
+    epochs: int = Field(6, ge=1)
+    max_steps: int | None = Field(None, ge=1, description="ends the schedule earlier than the epochs would")
+    rows_per_step: int = Field(8, ge=1, description="packed rows in one optimizer step")
+    rows_per_micro_batch: int = Field(1, ge=1, description="packed rows in one forward")
+    anchors: int = Field(512, ge=1, description="blocks sampled per packed row and step")
+    seed: int = Field(0, ge=0)
+    checkpoint_every: int = Field(500, ge=1, description="steps between checkpoints")
+    keep_checkpoints: int = Field(2, ge=1)
+    log_every: int = Field(10, ge=1, description="steps between plain progress lines")
+
+    @model_validator(mode="after")
+    def whole_micro_batches(self) -> TrainSection:
+        if self.rows_per_step % self.rows_per_micro_batch:
+            raise ValueError(
+                f"rows_per_step {self.rows_per_step} must be a multiple of rows_per_micro_batch {self.rows_per_micro_batch}"
+            )
+        return self
+
+
+class PlacementSection(Section):
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
+
+
+class EvalSection(Section):
+    prompts: str | None = Field(None, description="JSONL of held-out prompts; tau is measured on them after training")
+    max_prompts: int | None = Field(None, ge=1)
+    max_new_tokens: int = Field(256, ge=1)
+    temperature: float = Field(0.0, ge=0)
+
+
+class ExportSection(Section):
+    format: Literal["reference", "speculators"] = "reference"
+
+
+class Recipe(Section):
+    target: TargetSection
+    data: DataSection
+    drafter: DrafterSection = DrafterSection()
+    loss: LossSection = LossSection()
+    optim: OptimSection = OptimSection()
+    train: TrainSection = TrainSection()
+    placement: PlacementSection = PlacementSection()
+    eval: EvalSection = EvalSection()
+    export: ExportSection = ExportSection()
+
+    @property
+    def gamma(self) -> float:
+        """Decay length of the exponential slot weights, in slots (SPEC 5)."""
+        if self.loss.gamma is not None:
+            return self.loss.gamma
+        return GAMMA_BY_BLOCK_SIZE[self.drafter.block_size]
+
+    @model_validator(mode="after")
+    def gamma_is_known(self) -> Recipe:
+        if self.loss.gamma is None and self.drafter.block_size not in GAMMA_BY_BLOCK_SIZE:
+            known = ", ".join(f"{g:g} for {b}" for b, g in GAMMA_BY_BLOCK_SIZE.items())
+            raise ValueError(
+                f"drafter.block_size {self.drafter.block_size} has no published gamma ({known}): set loss.gamma"
+            )
+        return self
+
+
+def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
+    """Read a YAML recipe and apply `section.key=value` overrides (values are YAML).
+
+    Relative paths in the recipe are taken from the working directory, as a shell would.
+    Raises InputError naming the dotted path, the value and what is allowed.
+    """
+    tree = read_yaml(Path(path))
+    for item in overrides or []:
+        apply_override(tree, item)
+    return parse_recipe(tree, str(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"recipe {path}: {error.strerror}", "give the path of a readable YAML file") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"recipe {path}: not UTF-8 text ({error.reason})", "save it as UTF-8 YAML") from error
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"recipe {path}: not valid YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise InputError(f"recipe {path}: a recipe is a mapping of sections", "start with `target:` and `data:`")
+    return tree
+
+
+def apply_override(tree: dict[str, Any], item: str) -> None:
+    dotted, equals, text = item.partition("=")
+    parts = dotted.split(".")
+    if not equals or len(parts) != 2 or not all(parts):
+        raise InputError(f"override {item!r} is not of the form section.key=value", "for example train.epochs=3")
+    section = tree.setdefault(parts[0], {})
+    if not isinstance(section, dict):
+        raise InputError(f"override {item!r}: section {parts[0]!r} of the recipe is not a mapping")
+    try:
+        section[parts[1]] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"override {item!r}: the value is not valid YAML") from error
+
+
+def parse_recipe(tree: dict[str, Any], where: str) -> Recipe:
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        lines = [describe_problem(problem) for problem in error.errors()]
+        raise InputError(f"recipe {where}:\n  " + "\n  ".join(lines)) from error
+
+
+def describe_problem(problem: Any) -> str:
+    """One line for one pydantic problem: dotted path, rule, value, and the keys that exist where one is unknown."""
+    path = ".".join(str(part) for part in problem["loc"]) or "recipe"
+    if problem["type"] == "extra_forbidden":
+        return f"{path}: unknown key; allowed here: {', '.join(known_keys(problem['loc'][:-1]))}"
+    if problem["type"] == "missing":
+        return f"{path}: must be given"
+    rule = problem["msg"].removeprefix("Value error, ")
+    hint = " (YAML reads 6e-4 as text: write 6.0e-4)" if looks_like_bare_exponent(problem["input"]) else ""
+    return f"{path}: {rule}{'' if isinstance(problem['input'], dict) else f', got {problem['input']!r}'}{hint}"
+
+
+def looks_like_bare_exponent(value: Any) -> bool:
+    if not isinstance(value, str) or "e" not in value.lower():
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def known_keys(loc: tuple[Any, ...]) -> list[str]:
+    model: Any = Recipe
+    for part in loc:
+        model = model.model_fields[part].annotation
+    return sorted(model.model_fields)
