@@ -220,7 +220,9 @@ def describe_problem(problem: Any) -> str:
         return f"{path}: must be given"
     rule = problem["msg"].removeprefix("Value error, ")
     hint = " (YAML reads 6e-4 as text: write 6.0e-4)" if looks_like_bare_exponent(problem["input"]) else ""
-    return f"{path}: {rule}{'' if isinstance(problem['input'], dict) else f', got {problem['input']!r}'}{hint}"
+    value = problem["input"]
+    got = "" if isinstance(value, dict) else f", got {value!r}"
+    return f"{path}: {rule}{got}{hint}"
 
 
 def looks_like_bare_exponent(value: Any) -> bool:

@@ -1,0 +1,94 @@
+"""Anchors and what hangs on them: which blocks a step trains, what each may see, its labels and slot weights (SPEC 3-5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftline.records import PackedBatch
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """N blocks per packed row. A block sees the context positions p of its row with start <= p < anchor.
+
+    `keep` is False on a block that only fills the shape: it sees nothing but itself and carries no weight.
+    """
+
+    anchor: Tensor  # int64 [R, N], position in the packed row, ascending over the kept blocks
+    start: Tensor  # int64 [R, N], where the anchor's document begins in the row
+    keep: Tensor  # bool [R, N]
+
+    def to(self, device: torch.device) -> Blocks:
+        return Blocks(*(t.to(device, non_blocking=True) for t in (self.anchor, self.start, self.keep)))
+
+
+def eligible(packed: PackedBatch) -> np.ndarray:
+    """bool [R, S]: positions a with M_a = M_{a+1} = 1 and a+1 in the same document (SPEC 4)."""
+    ok = np.zeros(packed.loss_mask.shape, dtype=bool)
+    same = (packed.document[:, :-1] == packed.document[:, 1:]) & (packed.document[:, :-1] >= 0)
+    ok[:, :-1] = packed.loss_mask[:, :-1] & packed.loss_mask[:, 1:] & same
+    return ok
+
+
+def sample_blocks(packed: PackedBatch, count: int, seed: int) -> Blocks:
+    """Up to `count` anchors per row, uniform without replacement among the eligible, sorted.
+
+    The generator is seeded by (seed, number of the micro-batch): its whole state is that number, so a resumed run
+    draws the same anchors whatever ran before it.
+    """
+    rng = np.random.default_rng([seed, packed.index])
+    rows = packed.ids.shape[0]
+    anchor = np.zeros((rows, count), dtype=np.int64)
+    keep = np.zeros((rows, count), dtype=bool)
+    for row, ok in enumerate(eligible(packed)):
+        positions = np.flatnonzero(ok)
+        chosen = positions if len(positions) <= count else rng.choice(positions, count, replace=False)
+        anchor[row, : len(chosen)] = np.sort(chosen)
+        keep[row, : len(chosen)] = True
+    start = anchor - np.take_along_axis(packed.position, anchor, axis=1)
+    start[~keep] = 0
+    return Blocks(torch.from_numpy(anchor), torch.from_numpy(start), torch.from_numpy(keep))
+
+
+@dataclass(frozen=True)
+class SlotTargets:
+    """What slots 1..B-1 of every block are trained on. K = B-1."""
+
+    position: Tensor  # int64 [R, N, K] row position a+k of the label, clamped into the row where the slot weighs nothing
+    label: Tensor  # int64 [R, N, K] data token x_{a+k}
+    supervised: Tensor  # bool [R, N, K] keep, a+k inside the document, M_{a+1..a+k} all 1
+
+
+def slot_targets(ids: Tensor, loss_mask: Tensor, document: Tensor, blocks: Blocks, block_size: int) -> SlotTargets:
+    """Labels and the 0/1 part of the weights: slot k predicts x_{a+k}, the token at its own position (SPEC 5).
+
+    ids int64 [R, S], loss_mask bool [R, S], document int64 [R, S].
+    """
+    rows, length = ids.shape
+    wanted = blocks.anchor[..., None] + torch.arange(1, block_size, device=ids.device)  # [R, N, K]
+    position = wanted.clamp(max=length - 1)
+    flat = position.flatten(1)
+    same = document.gather(1, flat).view_as(position) == document.gather(1, blocks.anchor)[..., None]
+    masked = loss_mask.gather(1, flat).view_as(position)
+    valid = (wanted < length) & same & masked & blocks.keep[..., None]
+    return SlotTargets(position, ids.gather(1, flat).view_as(position), valid.cumprod(-1).bool())
+
+
+def exponential_weights(supervised: Tensor, gamma: float) -> Tensor:
+    """w_k = supervised exp(-(k-1)/gamma), float32 [..., K] (arXiv 2602.06036)."""
+    slots = torch.arange(supervised.shape[-1], device=supervised.device)
+    return supervised * torch.exp(-slots.float() / gamma)
+
+
+def dpace_weights(cross_entropy: Tensor, supervised: Tensor, alpha: float) -> Tensor:
+    """D-PACE: q' = (1-alpha) exp(-CE) + alpha, 1 where unsupervised; C_j = prod_{i<=j} q'_i; w_j = sum_{i>=j} C_i.
+
+    cross_entropy float [..., K], detached by the caller; the sum runs over supervised slots. Returns float32 [..., K].
+    """
+    smooth = torch.where(supervised, (1 - alpha) * torch.exp(-cross_entropy) + alpha, torch.ones_like(cross_entropy))
+    reach = smooth.cumprod(-1) * supervised
+    return reach.flip(-1).cumsum(-1).flip(-1) * supervised

@@ -1,0 +1,135 @@
+"""What a recipe leaves open is derived from the target: taps, sizes, RoPE, mask token. Every choice is reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftline.config import DrafterSection
+from draftline.errors import InputError
+from draftline.records import DrafterSpec
+from draftline.target.load import Target
+
+KNOWN_MASK_IDS = {"qwen3": 151669, "qwen3_moe": 151669, "qwen3_5": 248070, "qwen3_5_text": 248070}  # SPEC 2
+
+
+def derive_spec(section: DrafterSection, target: Target) -> DrafterSpec:
+    """The drafter's full geometry from its recipe section and its target. Raises InputError on what cannot fit."""
+    config, parts = target.parts.config, target.parts
+    if section.hidden_size not in (None, parts.hidden_size):
+        raise InputError(
+            f"drafter.hidden_size {section.hidden_size} differs from the target's {parts.hidden_size}",
+            "a drafter borrows its target's embedding and head, so it is as wide: leave hidden_size out",
+        )
+    heads = section.attention_heads or config.num_attention_heads
+    kv_heads = section.key_value_heads or config.num_key_value_heads
+    if heads % kv_heads:
+        raise InputError(f"drafter.attention_heads {heads} must be a multiple of drafter.key_value_heads {kv_heads}")
+    depth = len(parts.layers)
+    kinds = tuple(
+        "sliding_attention" if i in section.sliding_layers else "full_attention" for i in range(section.layers)
+    )
+    return DrafterSpec(
+        hidden_size=parts.hidden_size,
+        intermediate_size=section.intermediate_size or config.intermediate_size,
+        num_hidden_layers=section.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=section.head_dim or target_head_dim(config),
+        vocab_size=parts.vocab_size,
+        block_size=section.block_size,
+        mask_token_id=choose_mask_id(section.mask_token_id, target),
+        target_layer_ids=checked_taps(section.taps, depth) if section.taps else default_taps(depth, section.tap_count),
+        num_target_layers=depth,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_parameters=full_attention_rope(config),
+        max_position_embeddings=config.max_position_embeddings,
+        layer_types=kinds,
+        sliding_window=section.sliding_window,
+        is_causal=section.is_causal,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
+    )
+
+
+def default_taps(depth: int, count: int) -> tuple[int, ...]:
+    """l_i = round(1 + i (n-4)/(K-1)); n//2 for K = 1 (SPEC 1). Fewer taps where a shallow target has no K distinct ones."""
+    count = min(count, max(depth - 3, 1))
+    if count == 1:
+        return (depth // 2,)
+    return tuple(round(1 + i * (depth - 4) / (count - 1)) for i in range(count))
+
+
+def checked_taps(taps: tuple[int, ...], depth: int) -> tuple[int, ...]:
+    if not 0 <= taps[0] <= taps[-1] < depth:
+        raise InputError(
+            f"drafter.taps {list(taps)}: the target has layers 0..{depth - 1}",
+            "taps are 0-based decoder layers (vLLM and speculators files hold them plus one)",
+        )
+    return taps
+
+
+def target_head_dim(config: Any) -> int:
+    explicit = config.to_dict().get("head_dim")
+    return explicit or config.hidden_size // config.num_attention_heads
+
+
+def full_attention_rope(config: Any) -> dict[str, Any]:
+    """The target's own RoPE: type, base, scaling and partial factor, from `rope_parameters` (transformers 5)."""
+    parameters = config.rope_parameters
+    if "full_attention" in parameters:
+        parameters = parameters["full_attention"]
+    if "rope_theta" not in parameters:
+        raise InputError("the target's config has no rope_theta in rope_parameters: targets without RoPE are not supported")
+    return dict(parameters)
+
+
+def choose_mask_id(wanted: int | None, target: Target) -> int:
+    """A token of the target's vocabulary that no text uses, with an embedding row (SPEC 2).
+
+    A wanted id is checked. Otherwise: the known id of the family, a padding row above the tokenizer's ids, or an
+    unused special token, the last one first. Raises InputError saying which ids are free where none fits.
+    """
+    rows, free = target.parts.vocab_size, free_ids(target)
+    if wanted is not None:
+        if wanted >= rows:
+            raise InputError(
+                f"drafter.mask_token_id {wanted} has no embedding row: the target has {rows}", f"free ids: {shown(free)}"
+            )
+        if wanted not in free:
+            raise InputError(
+                f"drafter.mask_token_id {wanted} is {target.tokenizer.convert_ids_to_tokens(wanted)!r}: it is ordinary "
+                "text, pad, bos, eos or part of the chat template",
+                f"free ids: {shown(free)}",
+            )
+        return wanted
+    known = KNOWN_MASK_IDS.get(target.parts.config.model_type)
+    if known in free:
+        return known  # type: ignore[return-value]
+    if not free:
+        raise InputError(
+            "no token of the target is free to be the mask token",
+            "add an unused special token to the tokenizer (and a row to the embedding), then name it as drafter.mask_token_id",
+        )
+    return free[0]
+
+
+def free_ids(target: Target) -> list[int]:
+    """Usable mask ids, best first: padding rows in ascending order, then unused special tokens in descending order."""
+    tokenizer, rows = target.tokenizer, target.parts.vocab_size
+    vocabulary = set(tokenizer.get_vocab().values())
+    padding = [i for i in range(max(vocabulary) + 1, rows)]
+    config = target.parts.config
+    taken = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}
+    taken |= {config.pad_token_id, config.bos_token_id} | target.stop_ids
+    template = str(tokenizer.chat_template)
+    special = [
+        i
+        for i, token in tokenizer.added_tokens_decoder.items()
+        if token.special and i not in taken and token.content not in template and i < rows
+    ]
+    return padding + sorted(special, reverse=True)
+
+
+def shown(ids: list[int]) -> str:
+    return ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "") if ids else "none"

@@ -1,0 +1,153 @@
+"""The frozen target: its model, tokenizer and stop tokens, loaded from a folder or from the hub."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import cached_file
+
+from draftline.config import TargetSection
+from draftline.errors import InputError
+from draftline.target.parts import TargetParts, find_parts
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loaded target. `parts` are its embedding, decoder, layers and head; nothing in it is ever trained."""
+
+    model: Any
+    tokenizer: Any
+    parts: TargetParts
+    name: str
+    identity: str  # of its weights, see weights_identity
+    stop_ids: frozenset[int]
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def template_hash(self) -> str:
+        return hashlib.sha256(str(self.tokenizer.chat_template).encode()).hexdigest()[:16]
+
+    @torch.no_grad()
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token embeddings as the target's first layer receives them. ids [...] -> [..., d]."""
+        return self.parts.embedding(ids)
+
+
+def load_target(section: TargetSection, device: torch.device) -> Target:
+    """Load model and tokenizer; weights from safetensors only, nothing unpickled.
+
+    Raises InputError where the folder or hub id cannot be used, naming it and the remedy.
+    """
+    dtype = target_dtype(section.dtype, device)
+    common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+    check_folder(section.path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(section.path, **common)
+        model = AutoModelForCausalLM.from_pretrained(section.path, dtype=dtype, use_safetensors=True, **common)
+    except (OSError, ValueError) as error:
+        raise InputError(f"target.path {section.path}: {first_lines(error)}", remedy_for(section.path)) from error
+    model.to(device).eval().requires_grad_(False)
+    identity = weights_identity(model_folder(section))
+    return Target(
+        model, tokenizer, find_parts(model), section.path, identity, stop_ids(model, tokenizer), device, dtype
+    )
+
+
+def model_folder(section: TargetSection) -> Path:
+    """The folder the weights came from: the given one, or the hub's snapshot."""
+    if Path(section.path).is_dir():
+        return Path(section.path)
+    config_file = cached_file(section.path, "config.json", revision=section.revision)
+    return Path(str(config_file)).parent
+
+
+def weights_identity(folder: Path) -> str:
+    """16 hex digits that tell one revision of a model from another, wherever it lies.
+
+    Hashes config.json and, of each safetensors file, its size and its first and last MiB: reading whole weights
+    would take minutes for a large target.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        size_bytes = file.stat().st_size
+        digest.update(f"{file.name} {size_bytes}".encode())
+        with file.open("rb") as handle:
+            digest.update(handle.read(1 << 20))
+            handle.seek(max(0, size_bytes - (1 << 20)))
+            digest.update(handle.read())
+    return digest.hexdigest()[:16]
+
+
+def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
+    check_folder(path)
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise InputError(f"target {path}: {first_lines(error)}", remedy_for(path)) from error
+
+
+def target_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Asking for CUDA without one is an InputError."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InputError("placement.device is cuda, but torch sees no CUDA device", "use placement.device=cpu or auto")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def check_folder(path: str) -> None:
+    """Name the faults of a local folder before transformers turns them into a hub look-up."""
+    folder = Path(path)
+    looks_local = folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1
+    if not folder.exists():
+        if looks_local:
+            raise InputError(f"target.path {path}: no such folder", "give a folder with config.json, or a hub id org/name")
+        return
+    if not folder.is_dir():
+        raise InputError(f"target.path {path}: is a file, not a folder", "give the folder that holds config.json")
+    if not (folder / "config.json").is_file():
+        raise InputError(f"target.path {path}: holds no config.json", "give a folder written by save_pretrained")
+    if not any(folder.glob("*.safetensors")):
+        raise InputError(
+            f"target.path {path}: holds no safetensors weights, and draftline never unpickles",
+            "save the model again with save_pretrained, which writes safetensors",
+        )
+
+
+def first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:400]
+
+
+def remedy_for(path: str) -> str:
+    if Path(path).exists():
+        return "is the folder complete, and is its model class known to the installed transformers?"
+    return (
+        "a hub id needs a reachable hub and, for a gated model, a login (`hf auth login`); "
+        "without a network download the model elsewhere and give its folder"
+    )
+
+
+def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every token that ends a turn: generation_config's eos ids and the tokenizer's."""
+    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = set(eos) if isinstance(eos, list) else {eos}
+    ids.add(tokenizer.eos_token_id)
+    ids.discard(None)
+    if not ids:
+        raise InputError(
+            "the target names no end-of-turn token (generation_config.eos_token_id, tokenizer.eos_token)",
+            "set eos_token_id in the target's generation_config.json",
+        )
+    return frozenset(int(i) for i in ids)
