@@ -1,8 +1,8 @@
-"""The one error a person caused and can mend: what was wrong, where, the rule, and the remedy."""
+"""The errors that a person can mend: what was wrong, where, the rule, and the remedy. Anything else is a bug."""
 
 
-class InputError(Exception):
-    """Bad input or a bad recipe. The command line prints it without a traceback and exits with code 2.
+class PlainError(Exception):
+    """Printed without a traceback.
 
     what: one sentence with the option, the value, and the file and line where there is one.
     remedy: what to do about it.
@@ -14,5 +14,9 @@ class InputError(Exception):
         self.remedy = remedy
 
 
-class RunError(Exception):
-    """A run that had to end though its input was well formed (exit code 1)."""
+class InputError(PlainError):
+    """Bad input or a bad recipe: exit code 2, and nothing has been harmed."""
+
+
+class RunError(PlainError):
+    """A run that had to end though its input was well formed: exit code 1."""
