@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,8 +19,6 @@ from draftline.errors import InputError
 from draftline.records import EvalReport, StepReport
 
 SCHEMA_VERSION = 1
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +174,11 @@ def decode_body(kind: str, body: dict[str, Any], where: str) -> Event:
         return Step(parse(StepReport, body, where))
     if kind == "evaluation":
         return Evaluation(parse(EvalReport, body, where))
-    return parse(EVENT_OF[kind], body, where)
+    event: Event = parse(EVENT_OF[kind], body, where)
+    return event
 
 
-def parse(record: type[T], body: dict[str, Any], where: str) -> T:
+def parse(record: type[Any], body: dict[str, Any], where: str) -> Any:
     """Build a record from JSON values with their types checked; no field may be left over."""
     unknown = sorted(set(body) - {field.name for field in fields(record)})
     if unknown:
