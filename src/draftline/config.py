@@ -31,7 +31,7 @@ class TargetSection(Section):
 class DataSection(Section):
     train: tuple[str, ...] = Field(min_length=1, description="JSONL files of conversations")
     sequence_length: int = Field(3072, ge=16, description="tokens in a packed row; longer documents are cut")
-    max_unusable_share: float = Field(0.2, ge=0, le=1, description="the run stops when more rows than this are unusable")
+    max_unusable_share: float = Field(0.2, ge=0, le=1, description="the run stops when more rows are unusable")
     template_kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to the chat template")
 
     @field_validator("train", mode="before")
@@ -113,7 +113,8 @@ class TrainSection(Section):
     def whole_micro_batches(self) -> TrainSection:
         if self.rows_per_step % self.rows_per_micro_batch:
             raise ValueError(
-                f"rows_per_step {self.rows_per_step} must be a multiple of rows_per_micro_batch {self.rows_per_micro_batch}"
+                f"rows_per_step {self.rows_per_step} must be a multiple of "
+                f"rows_per_micro_batch {self.rows_per_micro_batch}"
             )
         return self
 
@@ -220,9 +221,8 @@ def describe_problem(problem: Any) -> str:
         return f"{path}: must be given"
     rule = problem["msg"].removeprefix("Value error, ")
     hint = " (YAML reads 6e-4 as text: write 6.0e-4)" if looks_like_bare_exponent(problem["input"]) else ""
-    value = problem["input"]
-    got = "" if isinstance(value, dict) else f", got {value!r}"
-    return f"{path}: {rule}{got}{hint}"
+    value = "" if isinstance(problem["input"], dict) else f", got {problem['input']!r}"
+    return f"{path}: {rule}{value}{hint}"
 
 
 def looks_like_bare_exponent(value: Any) -> bool:

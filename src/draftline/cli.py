@@ -1,0 +1,172 @@
+"""The verbs. Each reads its words and hands over; what is heavy is imported inside the verb that needs it.
+
+Exit codes: 0 done, 1 a run that had to end or a bug (a bug shows its traceback), 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftline import __version__
+from draftline.config import load_recipe
+from draftline.errors import InputError, RunError
+
+app = typer.Typer(
+    name="draftline",
+    help="Train DFlash drafters: small block-diffusion draft models for speculative decoding.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+Target = Annotated[str, typer.Option("--target", help="Folder or hub id of the target model.")]
+Prompts = Annotated[Path, typer.Option("--prompts", help="JSONL file of prompts or conversations.")]
+
+
+class ExportFormat(StrEnum):
+    reference = "reference"
+    speculators = "speculators"
+
+
+class Engine(StrEnum):
+    draftline = "draftline"
+    vllm = "vllm"
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option("--out", help="Folder for everything it makes.")] = Path("runs/quickstart"),
+) -> None:
+    """Make a small target and a drafter for it, and measure tau.
+
+    Everything happens on this machine: data, training, export and decoding. A few minutes on two CPU cores.
+    """
+    from draftline.quickstart import quickstart
+
+    quickstart(out)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="YAML recipe; only target.path and data.train must be given.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="section.key=value", help="Recipe values to replace.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of train.out.")] = False,
+) -> None:
+    """Train a drafter as the recipe says.
+
+    The newest checkpoint is exported at the end, and tau is measured where the recipe names prompts.
+    """
+    parsed = load_recipe(recipe, overrides)
+    from draftline.train.run import train
+
+    train(parsed, resume=resume)
+
+
+@app.command()
+def regenerate(
+    target: Target,
+    prompts: Prompts,
+    out: Annotated[Path, typer.Option("--out", help="JSONL file to write; finished rows in it are kept.")],
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer in tokens.")] = 2048,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Prompts answered at a time.")] = 8,
+    device: Annotated[Device, typer.Option("--device", help="auto: cuda where there is one.")] = Device.auto,
+) -> None:
+    """Let the target answer prompts: the data to train on."""
+    from draftline.train.regenerate import regenerate
+
+    regenerate(target, prompts, out, max_new_tokens=max_new_tokens, batch_size=batch_size, device=device.value)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint folder of a run.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    format: Annotated[ExportFormat, typer.Option("--format", help="Layout of the folder.")] = ExportFormat.reference,
+) -> None:
+    """Write a checkpoint in a layout that engines load."""
+    from draftline.train.checkpoint import export_checkpoint
+
+    export_checkpoint(checkpoint, out, format.value)
+
+
+@app.command("eval")
+def evaluate(
+    target: Target,
+    draft: Annotated[Path, typer.Option("--draft", help="Exported drafter folder.")],
+    prompts: Prompts,
+    engine: Annotated[Engine, typer.Option("--engine", help="What decodes.")] = Engine.draftline,
+    vllm_python: Annotated[
+        Path | None, typer.Option("--vllm-python", help="Interpreter that has vLLM; else DRAFTLINE_VLLM_PYTHON.")
+    ] = None,
+    server: Annotated[str | None, typer.Option("--server", help="URL of a running vLLM server to use.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0: greedy.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer in tokens.")] = 256,
+    max_prompts: Annotated[int | None, typer.Option("--max-prompts", min=1, help="Use the first N prompts.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Measure a drafter's tau and speed-up by decoding."""
+    from draftline.evaluate.evaluation import EvalRequest, evaluate, print_report
+
+    request = EvalRequest(
+        target=target,
+        draft=draft,
+        prompts=prompts,
+        engine=engine.value,
+        vllm_python=vllm_python,
+        server=server,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        max_prompts=max_prompts,
+    )
+    print_report(evaluate(request), as_json=json)
+
+
+@app.command()
+def check(
+    target: Annotated[str, typer.Argument(help="Folder or hub id of the target model.")],
+    draft: Annotated[Path | None, typer.Argument(help="Exported drafter folder.")] = None,
+) -> None:
+    """Prove that a target can be tapped and a drafter fits it."""
+    from draftline.evaluate.check import check
+
+    check(target, draft)
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        print(f"draftline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a verb and end the process with the exit code the module docstring gives (typer sees to usage errors,
+    2, and interruptions, 130)."""
+    try:
+        app()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,59 @@
+"""Environment variables: the only file that reads or sets them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+# What can change a result, a compiled kernel or where work lands. Shown in the fingerprint.
+RELEVANT_PREFIXES = ("TORCH", "PYTORCH_", "INDUCTOR_", "TRITON_", "CUDA_", "CUBLAS_", "NCCL_", "OMP_", "MKL_", "ATEN_")
+COMPILER_PREFIXES = ("TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_COMPILE", "INDUCTOR_", "TRITON_")
+INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def relevant() -> dict[str, str]:
+    """Variables that can change what a run computes or where, sorted by name. No other variable is recorded."""
+    return with_prefixes(RELEVANT_PREFIXES)
+
+
+def compiler_switches() -> dict[str, str]:
+    """Variables that alter torch's compiler. The place of its cache is not one: it alters no result."""
+    return {name: value for name, value in with_prefixes(COMPILER_PREFIXES).items() if not name.endswith("_CACHE_DIR")}
+
+
+def with_prefixes(prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefixes)}
+
+
+def rank() -> int:
+    """Rank of this process as torchrun says it; 0 in a process that no launcher started."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def cache_home() -> Path:
+    """Absolute folder for caches: XDG_CACHE_HOME, where it is absolute as its specification demands, else ~/.cache."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return given if given.is_absolute() else Path.home() / ".cache"
+
+
+def inductor_cache() -> Path | None:
+    """Folder of torch's compile cache where one is set."""
+    value = os.environ.get(INDUCTOR_CACHE)
+    return Path(value) if value else None
+
+
+def set_inductor_cache(folder: Path) -> None:
+    """Make `folder` the compile cache of this process and of those it starts."""
+    os.environ[INDUCTOR_CACHE] = str(folder)
+
+
+def vllm_python() -> str | None:
+    """Interpreter of an environment that has vLLM, from DRAFTLINE_VLLM_PYTHON."""
+    return os.environ.get("DRAFTLINE_VLLM_PYTHON") or None
+
+
+def for_child(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """This process's environment for a child, with `changes` made; a change to None removes the variable."""
+    environment = {name: value for name, value in os.environ.items() if name not in changes}
+    return environment | {name: value for name, value in changes.items() if value is not None}

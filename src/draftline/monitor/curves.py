@@ -1,0 +1,110 @@
+"""A run at a glance: loss and proxy tau over the steps, with the tau that decoding measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from draftline.errors import InputError
+from draftline.monitor.events import Evaluation, Step, read_events
+from draftline.records import EvalReport, StepReport
+
+COLOURS = ("#2563a8", "#d1495b", "#2e8b57", "#b8860b", "#6a4c93", "#555555")
+INK = "#333333"
+SMOOTHED_SHARE = 0.04  # width of the bold line's moving mean, as a share of the run
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    name: str
+    steps: tuple[StepReport, ...]  # ascending, each step once
+    evaluations: tuple[EvalReport, ...]
+
+
+def plot_curves(events_paths: Sequence[Path], out_png: Path) -> None:
+    """Draw the runs whose event logs are given, one colour each, named by their run folders.
+
+    Thin: every step; bold: its moving mean; dashed: tau by real decoding after training. Raises InputError where a log
+    cannot be read or has no steps.
+    """
+    curves = [read_curve(path) for path in events_paths]
+    figure = Figure(figsize=(8, 5.4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    above, below = figure.subplots(2, 1, sharex=True)
+    for index, curve in enumerate(curves):
+        colour = COLOURS[index % len(COLOURS)]
+        steps = np.array([report.step for report in curve.steps])
+        draw_series(above, steps, np.array([report.loss for report in curve.steps]), colour, curve.name)
+        draw_series(below, steps, np.array([report.proxy_tau for report in curve.steps]), colour, curve.name)
+        draw_taus(below, curve.evaluations, colour)
+    style(above, "loss per supervised token")
+    style(below, "proxy tau (tokens per verification step)")
+    below.set_xlabel("optimizer step", color=INK)
+    if len(curves) > 1:
+        above.legend(frameon=False, loc="upper right")
+    out_png.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out_png)
+
+
+def read_curve(path: Path) -> Curve:
+    """The steps and evaluations of one log. A step that was done again after a restart counts as done last."""
+    events = [logged.event for logged in read_events(path).events]
+    latest = {event.report.step: event.report for event in events if isinstance(event, Step)}
+    if not latest:
+        raise InputError(f"event log {path} has no training steps", "give the events.jsonl of a run that trained")
+    evaluations = tuple(event.report for event in events if isinstance(event, Evaluation))
+    return Curve(path.absolute().parent.name, tuple(latest[step] for step in sorted(latest)), evaluations)
+
+
+def draw_series(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, name: str) -> None:
+    mean = moving_mean(values, max(1, round(len(values) * SMOOTHED_SHARE)))
+    axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
+    axes.plot(steps, mean, color=colour, linewidth=2, label=name)
+    axes.annotate(
+        f"{mean[-1]:.2f}",
+        (steps[-1], mean[-1]),
+        xytext=(5, 0),
+        textcoords="offset points",
+        color=colour,
+        va="center",
+        weight="bold",
+        annotation_clip=False,
+    )
+
+
+def draw_taus(axes: Axes, evaluations: Sequence[EvalReport], colour: str) -> None:
+    for report in evaluations:
+        axes.axhline(report.tau, color=colour, linewidth=1, linestyle=(0, (5, 3)))
+        text = f"tau {report.tau:.2f} decoded by {report.engine} on {report.benchmark}"
+        axes.annotate(
+            text,
+            (0.01, report.tau),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            color=colour,
+            fontsize=9,
+        )
+
+
+def moving_mean(values: np.ndarray, width: int) -> np.ndarray:
+    """Mean of the last `width` values at each place, of fewer at the start: [n] -> [n]."""
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - width, 0)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def style(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11, color=INK, weight="bold")
+    axes.grid(axis="y", color="#e6e6e6")
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
