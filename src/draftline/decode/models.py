@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from inspect import signature
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache
 
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import Drafter, LayerAttend
 from draftline.records import DrafterSpec
 from draftline.target.capture import tapped
 from draftline.target.load import Target
@@ -49,11 +50,14 @@ class CachedAttend:
         self.keys: list[Tensor | None] = [None] * spec.num_hidden_layers
         self.values: list[Tensor | None] = [None] * spec.num_hidden_layers
 
-    def __call__(
+    def layer(self, index: int) -> LayerAttend:
+        return partial(self.attend, index)
+
+    def attend(
         self, layer: int, q: Tensor, k_context: Tensor, v_context: Tensor, k_block: Tensor, v_block: Tensor
     ) -> Tensor:
-        keys = self.keys[layer] = grown(self.keys[layer], k_context)
-        values = self.values[layer] = grown(self.values[layer], v_context)
+        self.keys[layer] = keys = grown(self.keys[layer], k_context)
+        self.values[layer] = values = grown(self.values[layer], v_context)
         k = torch.cat([keys, k_block], dim=1).transpose(1, 2)
         v = torch.cat([values, v_block], dim=1).transpose(1, 2)
         mask = self.mask(layer, keys.shape[1], q.device)

@@ -6,6 +6,8 @@ whose block mask comes straight from the anchors, with no Q x KV grid and no hos
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from math import lcm
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from draftline.drafter.anchors import Blocks
+from draftline.drafter.model import LayerAttend
 from draftline.records import DrafterSpec
 
 TILE = 128  # FlexAttention's mask granularity, queries and keys
@@ -31,7 +34,10 @@ class DenseAttention:
         self.p = p
         self.causal_mask = offset[:, None] >= offset[None, :]  # [B, B] slot i sees slot k <= i
 
-    def __call__(
+    def layer(self, index: int) -> LayerAttend:
+        return partial(self.attend, index)
+
+    def attend(
         self, layer: int, q: Tensor, k_context: Tensor, v_context: Tensor, k_block: Tensor, v_block: Tensor
     ) -> Tensor:
         spec = self.spec
@@ -75,12 +81,20 @@ class FlexAttention:
             for kind in set(self.layers)
         }
 
-    def __call__(
-        self, layer: int, q: Tensor, k_context: Tensor, v_context: Tensor, k_block: Tensor, v_block: Tensor
-    ) -> Tensor:
+    def layer(self, index: int) -> LayerAttend:
+        return FusedLayer(self.masks[self.layers[index]])
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """Carries a mask and no layer number, so that layers of one kind share one compiled graph."""
+
+    mask: BlockMask
+
+    def __call__(self, q: Tensor, k_context: Tensor, v_context: Tensor, k_block: Tensor, v_block: Tensor) -> Tensor:
         k = torch.cat([k_context, k_block], dim=1).transpose(1, 2)
         v = torch.cat([v_context, v_block], dim=1).transpose(1, 2)
-        out = flex_attention(q.transpose(1, 2), k, v, block_mask=self.masks[self.layers[layer]], enable_gqa=True)
+        out = flex_attention(q.transpose(1, 2), k, v, block_mask=self.mask, enable_gqa=True)
         return out.transpose(1, 2)  # type: ignore[union-attr]
 
 

@@ -6,6 +6,7 @@ gradient with respect to the hidden states are computed, and the logits are gone
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from draftline.drafter.anchors import dpace_weights, exponential_weights
 
 CHUNK_LOGITS = 64 * 1024 * 1024  # logits held at once
+ChunkLoss = Callable[[Tensor, Tensor | None, Tensor, Tensor, "LossKind"], tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -41,25 +43,38 @@ class SlotOutcome:
 
 
 def head_loss(
-    hidden: Tensor, head: Tensor, label: Tensor, supervised: Tensor, teacher: Tensor | None, kind: LossKind
+    hidden: Tensor,
+    head: Tensor,
+    label: Tensor,
+    supervised: Tensor,
+    teacher: Tensor | None,
+    kind: LossKind,
+    chunk_loss: ChunkLoss,
 ) -> tuple[Tensor, Tensor, SlotOutcome]:
     """(sum of weighted slot losses, sum of weights, outcome). The caller divides after summing over ranks (SPEC 5).
 
     hidden [M, K, d] final-normed states of slots 1..K of M blocks; head [V, d] frozen; label int64 [M, K] data
     tokens; supervised bool [M, K]; teacher [M, K, d] the target's final-normed states at a+k-1, needed by all
-    kinds but `ce`. Differentiable in `hidden`.
+    kinds but `ce`; chunk_loss the function below, plain or compiled. Differentiable in `hidden`.
     """
-    loss_sum, weight_sum, correct = _HeadLoss.apply(hidden, head, label, supervised, teacher, kind)
+    loss_sum, weight_sum, correct = _HeadLoss.apply(hidden, head, label, supervised, teacher, kind, chunk_loss)
     return loss_sum, weight_sum, SlotOutcome(correct, supervised)
 
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, label: Tensor, supervised: Tensor, teacher: Tensor | None, kind: LossKind
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        label: Tensor,
+        supervised: Tensor,
+        teacher: Tensor | None,
+        kind: LossKind,
+        chunk_loss: ChunkLoss,
     ) -> tuple[Tensor, Tensor, Tensor]:
         blocks, slots, _ = hidden.shape
-        chunk = max(1, CHUNK_LOGITS // (slots * head.shape[0]))
+        chunk = whole_chunks(blocks, max(1, CHUNK_LOGITS // (slots * head.shape[0])))
         loss_sum = torch.zeros((), device=hidden.device)
         weight_sum = torch.zeros((), device=hidden.device)
         correct = torch.empty_like(supervised)
@@ -80,7 +95,12 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> Any:
         (gradient,) = ctx.saved_tensors
-        return gradient * grad_loss.to(gradient.dtype), None, None, None, None, None
+        return gradient * grad_loss.to(gradient.dtype), None, None, None, None, None, None
+
+
+def whole_chunks(blocks: int, limit: int) -> int:
+    """Largest divisor of `blocks` up to `limit`: all chunks alike, so one compiled shape serves them."""
+    return next(size for size in range(min(limit, blocks), 0, -1) if blocks % size == 0)
 
 
 def chunk_loss(

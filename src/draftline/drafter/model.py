@@ -19,12 +19,15 @@ from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from draftline.records import DrafterSpec
 
 
-class Attend(Protocol):
-    """Attention of one layer: q, k_block, v_block [R, Q, heads, D] and k_context, v_context [R, S, kv heads, D] -> [R, Q, heads, D]."""
+class LayerAttend(Protocol):
+    """How one layer's queries meet its keys: q [R, Q, heads, D], k_context and v_context [R, S, kv heads, D], k_block
+    and v_block [R, Q, kv heads, D] -> [R, Q, heads, D]."""
 
-    def __call__(
-        self, layer: int, q: Tensor, k_context: Tensor, v_context: Tensor, k_block: Tensor, v_block: Tensor
-    ) -> Tensor: ...
+    def __call__(self, q: Tensor, k_context: Tensor, v_context: Tensor, k_block: Tensor, v_block: Tensor) -> Tensor: ...
+
+
+class Attend(Protocol):
+    def layer(self, index: int) -> LayerAttend: ...
 
 
 class Linear(nn.Linear):
@@ -50,10 +53,10 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, spec: DrafterSpec, layer: int) -> None:
+    def __init__(self, spec: DrafterSpec) -> None:
         super().__init__()
         heads, kv_heads, size = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-        self.layer, self.head_dim = layer, size
+        self.head_dim = size
         self.q_proj = Linear(spec.hidden_size, heads * size, bias=spec.attention_bias)
         self.k_proj = Linear(spec.hidden_size, kv_heads * size, bias=spec.attention_bias)
         self.v_proj = Linear(spec.hidden_size, kv_heads * size, bias=spec.attention_bias)
@@ -64,12 +67,12 @@ class Attention(nn.Module):
     def heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim))
 
-    def forward(self, u: Tensor, c: Tensor, rope_block: Rope, rope_context: Rope, attend: Attend) -> Tensor:
+    def forward(self, u: Tensor, c: Tensor, rope_block: Rope, rope_context: Rope, attend: LayerAttend) -> Tensor:
         q = rotate(self.q_norm(self.heads(self.q_proj(u))), rope_block)
         k_block = rotate(self.k_norm(self.heads(self.k_proj(u))), rope_block)
         k_context = rotate(self.k_norm(self.heads(self.k_proj(c))), rope_context)
         v_block, v_context = self.heads(self.v_proj(u)), self.heads(self.v_proj(c))
-        out = attend(self.layer, q, k_context, v_context, k_block, v_block)
+        out = attend(q, k_context, v_context, k_block, v_block)
         return self.o_proj(out.flatten(-2))
 
 
@@ -85,14 +88,14 @@ class MLP(nn.Module):
 
 
 class DrafterLayer(nn.Module):
-    def __init__(self, spec: DrafterSpec, layer: int) -> None:
+    def __init__(self, spec: DrafterSpec) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
-        self.self_attn = Attention(spec, layer)
+        self.self_attn = Attention(spec)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.mlp = MLP(spec)
 
-    def forward(self, z: Tensor, c: Tensor, rope_block: Rope, rope_context: Rope, attend: Attend) -> Tensor:
+    def forward(self, z: Tensor, c: Tensor, rope_block: Rope, rope_context: Rope, attend: LayerAttend) -> Tensor:
         z = z + self.self_attn(self.input_layernorm(z), c, rope_block, rope_context, attend)
         return z + self.mlp(self.post_attention_layernorm(z))
 
@@ -107,7 +110,7 @@ class Drafter(nn.Module):
         self.spec = spec
         self.fc = Linear(len(spec.target_layer_ids) * spec.hidden_size, spec.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
-        self.layers = nn.ModuleList(DrafterLayer(spec, i) for i in range(spec.num_hidden_layers))
+        self.layers = nn.ModuleList(DrafterLayer(spec) for _ in range(spec.num_hidden_layers))
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         inv_freq, self.rope_scale = rope_frequencies(spec)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
@@ -135,8 +138,8 @@ class Drafter(nn.Module):
         """
         rope_block, rope_context = self.rope(block_position), self.rope(context_position)
         z = embeds
-        for layer in self.layers:
-            z = layer(z, c, rope_block, rope_context, attend)
+        for index, layer in enumerate(self.layers):
+            z = layer(z, c, rope_block, rope_context, attend.layer(index))
         return self.norm(z)
 
     def rope(self, position: Tensor) -> Rope:

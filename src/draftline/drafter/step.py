@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from draftline.drafter.anchors import Blocks, SlotTargets, sample_blocks, slot_targets
 from draftline.drafter.attention import DenseAttention, FlexAttention
-from draftline.drafter.losses import LossKind, SlotOutcome, head_loss
+from draftline.drafter.losses import LossKind, SlotOutcome, chunk_loss, head_loss
 from draftline.drafter.model import Drafter
 from draftline.records import FeatureBatch
 
@@ -44,6 +44,13 @@ class DrafterStep:
         self.loss = loss
         self.anchors = anchors
         self.seed = seed
+        self.chunk_loss = chunk_loss
+
+    def compile(self) -> None:
+        """Compile each layer (one graph for all layers of a kind) and the loss on a chunk of logits, for CUDA."""
+        for layer in self.drafter.layers:
+            layer.compile(fullgraph=True, dynamic=False)
+        self.chunk_loss = torch.compile(chunk_loss, fullgraph=True, dynamic=False)
 
     def forward_backward(self, batch: FeatureBatch) -> MicroStep:
         """Adds the gradient of the *undivided* loss sum to the parameters' grads."""
@@ -63,7 +70,7 @@ class DrafterStep:
         teacher = gather_teacher(batch.final, slots) if self.loss.needs_final else None
         loss_sum, weight_sum, outcome = head_loss(
             hidden[:, :, 1:].flatten(0, 1), self.head, slots.label.flatten(0, 1), slots.supervised.flatten(0, 1),
-            teacher, self.loss,
+            teacher, self.loss, self.chunk_loss,
         )  # fmt: skip
         return loss_sum, tally(loss_sum.detach(), weight_sum, outcome, blocks.keep)
 

@@ -1,0 +1,33 @@
+"""The in-process channel of colocated placement: packed batches go in, feature batches come out, one ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from draftline.records import FeatureBatch, PackedBatch
+
+
+class LocalChannel:
+    """Feature batches by index. `prefetch` captures the next one early, so that on a GPU its work is queued while the
+    host waits for the step before it. Holds at most one batch.
+    """
+
+    def __init__(
+        self, source: Callable[[int], PackedBatch], capture: Callable[[PackedBatch], FeatureBatch], count: int
+    ) -> None:
+        self.source = source
+        self.capture = capture
+        self.count = count
+        self.ahead: FeatureBatch | None = None
+
+    def prefetch(self, index: int) -> None:
+        """Capture batch `index` now, if there is one."""
+        if index < self.count:
+            self.ahead = self.capture(self.source(index))
+
+    def get(self, index: int) -> FeatureBatch:
+        """The features of batch `index`; captured now unless it is the one prefetched."""
+        batch, self.ahead = self.ahead, None
+        if batch is not None and batch.packed.index == index:
+            return batch
+        return self.capture(self.source(index))

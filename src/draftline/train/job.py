@@ -1,0 +1,152 @@
+"""A job: everything a recipe names, loaded, derived and proven, ready for its first step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from draftline.channel.local import LocalChannel
+from draftline.config import Recipe
+from draftline.data.chat import ChatRenderer
+from draftline.data.conversations import read_conversations
+from draftline.data.render import RenderedData, render_conversations
+from draftline.data.stream import RowStream
+from draftline.drafter.attention import anchors_per_tile_multiple
+from draftline.drafter.losses import LossKind
+from draftline.drafter.model import Drafter
+from draftline.drafter.step import DrafterStep
+from draftline.errors import InputError
+from draftline.monitor.notices import Notices
+from draftline.records import DrafterSpec
+from draftline.target.capture import FeatureCapture
+from draftline.target.derive import derive_spec
+from draftline.target.load import Target, choose_device, load_target
+from draftline.target.parts import prove_parts
+from draftline.train.optimizer import Optimizer
+
+
+@dataclass(frozen=True)
+class Job:
+    recipe: Recipe
+    target: Target
+    spec: DrafterSpec
+    stream: RowStream
+    features: LocalChannel
+    drafter: Drafter
+    step: DrafterStep
+    optimizer: Optimizer
+    total_steps: int
+    micro_batches_per_step: int
+    identity: dict[str, Any]  # what a resumed run must share with this one
+
+
+def assemble(recipe: Recipe, notices: Notices) -> Job:
+    """Load, derive, prove and build. Raises InputError on anything the recipe or its files got wrong."""
+    device = choose_device(recipe.placement.device)
+    target = load_target(recipe.target, device)
+    spec = derive_spec(recipe.drafter, target)
+    stream = row_stream(recipe, target, notices)
+    prove_parts(target.model, target.parts, torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device))
+    drafter = Drafter(spec)
+    drafter.init_weights(recipe.train.seed)
+    drafter.to(device)
+    per_step = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
+    total_steps = min(len(stream) // per_step, recipe.train.max_steps or len(stream))
+    loss = LossKind(recipe.loss.kind, recipe.loss.weights, recipe.gamma, recipe.loss.alpha)
+    anchors = anchors_for(recipe, device)
+    step = DrafterStep(drafter, target.parts.embedding, target.parts.head.weight, loss, anchors, recipe.train.seed)
+    if device.type == "cuda":
+        step.compile()
+    capture = FeatureCapture(target, spec.target_layer_ids, loss.needs_final)
+    features = LocalChannel(stream.batch, capture, total_steps * per_step)
+    optimizer = Optimizer(drafter, recipe.optim, total_steps)
+    job = Job(
+        recipe, target, spec, stream, features, drafter, step, optimizer, total_steps, per_step,
+        run_identity(recipe, target, spec, stream),
+    )  # fmt: skip
+    notices.section("drafter")
+    notices.facts(derived_facts(job))
+    return job
+
+
+def row_stream(recipe: Recipe, target: Target, notices: Notices) -> RowStream:
+    """Conversations -> token rows -> packed stream, with every unused row counted by reason."""
+    conversations, unreadable = read_conversations(recipe.data.train)
+    renderer = ChatRenderer(
+        target.tokenizer, target.stop_ids, recipe.data.template_kwargs, recipe.data.sequence_length
+    )
+    rendered = render_conversations(conversations, renderer, recipe.data.max_unusable_share, unreadable)
+    stream = RowStream(
+        rendered.rows,
+        row_length=recipe.data.sequence_length,
+        rows_per_batch=recipe.train.rows_per_micro_batch,
+        seed=recipe.train.seed,
+        epochs=recipe.train.epochs,
+    )
+    notices.section("data")
+    notices.facts(data_facts(rendered, stream))
+    for text in rendered.warnings:
+        notices.say(text)
+    return stream
+
+
+def data_facts(rendered: RenderedData, stream: RowStream) -> dict[str, Any]:
+    tokens = sum(len(row.ids) for row in rendered.rows)
+    supervised = sum(int(row.loss_mask.sum()) for row in rendered.rows)
+    counts: Counter[str] = rendered.unusable
+    return {
+        "rows": f"{len(rendered.rows):,} ({tokens:,} tokens, {supervised:,} of them the target's answers)",
+        "not used": ", ".join(f"{n} {reason}" for reason, n in counts.items()) or "none",
+        **{name: f"{n:,}" for name, n in rendered.notes.items()},
+        "packed": f"rows of {stream.row_length} tokens, {stream.fill_share:.1%} filled",
+    }
+
+
+def derived_facts(job: Job) -> dict[str, Any]:
+    spec, recipe = job.spec, job.recipe
+    parameters = sum(p.numel() for p in job.drafter.parameters())
+    return {
+        "target": f"{job.target.name} ({job.target.dtype}, {job.target.device})".replace("torch.", ""),
+        "layers": f"{spec.num_hidden_layers} of hidden {spec.hidden_size}, FFN {spec.intermediate_size}, "
+        f"{spec.num_attention_heads}/{spec.num_key_value_heads} heads of {spec.head_dim}: {parameters:,} parameters",
+        "taps": f"{list(spec.target_layer_ids)} of {spec.num_target_layers} layers",
+        "block": f"{spec.block_size} tokens, mask token {spec.mask_token_id} "
+        f"{job.target.tokenizer.convert_ids_to_tokens(spec.mask_token_id) or '(padding row)'}",
+        "loss": f"{recipe.loss.kind}, {recipe.loss.weights} weights, gamma {recipe.gamma:g}",
+        "steps": f"{job.total_steps:,} of {recipe.train.rows_per_step} rows, {job.step.anchors} anchors a row",
+    }
+
+
+def anchors_for(recipe: Recipe, device: torch.device) -> int:
+    """Blocks per row. On CUDA the fused attention wants whole tiles of queries, which the recipe must say itself."""
+    multiple = anchors_per_tile_multiple(recipe.drafter.block_size)
+    if device.type == "cuda" and (recipe.train.anchors % multiple or recipe.data.sequence_length % 128):
+        raise InputError(
+            f"train.anchors {recipe.train.anchors} and data.sequence_length {recipe.data.sequence_length} do not fill "
+            f"whole attention tiles",
+            f"on CUDA give anchors a multiple of {multiple} and sequence_length a multiple of 128",
+        )
+    return recipe.train.anchors
+
+
+def run_identity(recipe: Recipe, target: Target, spec: DrafterSpec, stream: RowStream) -> dict[str, Any]:
+    """Whatever changes the numbers of a run. A checkpoint refuses to go on where any of it differs."""
+    sections = recipe.model_dump(mode="json", include={"loss", "optim"})
+    return {
+        "target weights": target.identity,
+        "chat template": target.template_hash,
+        "data": stream.content_hash,
+        "taps": list(spec.target_layer_ids),
+        "drafter": asdict(spec) | {"target_layer_ids": list(spec.target_layer_ids), "layer_types": list(spec.layer_types)},
+        "loss": sections["loss"],
+        "optim": sections["optim"],
+        "seed": recipe.train.seed,
+        "anchors": recipe.train.anchors,
+        "rows per step": recipe.train.rows_per_step,
+        "rows per micro-batch": recipe.train.rows_per_micro_batch,
+        "epochs, max_steps": [recipe.train.epochs, recipe.train.max_steps],
+        "sequence length": recipe.data.sequence_length,
+    }

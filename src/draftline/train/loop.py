@@ -1,0 +1,128 @@
+"""The training loop: periodic work, one step, log, state."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftline.drafter.step import MicroStep
+from draftline.errors import RunError
+from draftline.monitor.events import CheckpointWritten, EventLog, Step
+from draftline.monitor.progress import Progress
+from draftline.records import StepReport
+from draftline.train.checkpoint import write_checkpoint
+from draftline.train.folder import RunFolder
+from draftline.train.job import Job
+
+
+@dataclass
+class Loop:
+    """Runs a job from `step` to its end. The cursor is the step alone: every random draw is a function of it."""
+
+    job: Job
+    folder: RunFolder
+    log: EventLog
+    progress: Progress
+    step: int = 0
+    tokens: int = 0
+
+    def run(self) -> None:
+        job, started = self.job, time.perf_counter()
+        while self.step < job.total_steps:
+            if self.step and self.step % job.recipe.train.checkpoint_every == 0:
+                self.checkpoint()
+            micro, norm, tokens, supervised = self.train_step()
+            numbers = to_host(micro, norm)
+            job.features.prefetch((self.step + 1) * job.micro_batches_per_step)
+            report = self.report(numbers.result(), tokens, supervised, time.perf_counter() - started)
+            started = time.perf_counter()
+            self.step += 1
+            self.tokens += tokens
+            self.log.write(Step(report))
+            self.progress.advance(
+                tokens=tokens, loss=report.loss, proxy_tau=report.proxy_tau, grad_norm=report.grad_norm
+            )
+        self.checkpoint()
+
+    def train_step(self) -> tuple[MicroStep, Tensor, int, int]:
+        job, micro, tokens, supervised = self.job, None, 0, 0
+        first = self.step * job.micro_batches_per_step
+        for index in range(first, first + job.micro_batches_per_step):
+            batch = job.features.get(index)
+            sums = job.step.forward_backward(batch)
+            micro = sums if micro is None else micro + sums
+            tokens += batch.packed.tokens
+            supervised += int(batch.packed.loss_mask.sum())
+        assert micro is not None
+        return micro, job.optimizer.finish(micro.weight_sum), tokens, supervised
+
+    def report(self, numbers: Tensor, tokens: int, supervised: int, seconds: float) -> StepReport:
+        """Turn a step's sums into its report; raises RunError where the loss or the gradient is not finite."""
+        loss_sum, weight_sum, matched, blocks, norm = numbers[:5].tolist()
+        correct, count = numbers[5:].chunk(2)
+        if not math.isfinite(norm) or not math.isfinite(loss_sum):
+            raise RunError(
+                f"step {self.step}: loss sum {loss_sum} or gradient norm {norm} is not finite; the step was not taken",
+                f"the newest checkpoint is whole: lower optim.lr and go on with --resume (micro-batches "
+                f"{self.step * self.job.micro_batches_per_step} onward hold the rows)",
+            )
+        return StepReport(
+            step=self.step,
+            loss=loss_sum / weight_sum if weight_sum else 0.0,
+            proxy_tau=matched / blocks if blocks else 0.0,
+            slot_accuracy=tuple((correct / count.clamp(min=1)).tolist()),
+            blocks=int(blocks),
+            tokens=tokens,
+            supervised_tokens=supervised,
+            grad_norm=norm,
+            lr=self.job.optimizer.lr,
+            seconds=seconds,
+        )
+
+    def checkpoint(self) -> None:
+        job, started = self.job, time.perf_counter()
+        state = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "identity": job.identity,
+            "recipe": job.recipe.model_dump(mode="json"),
+        }
+        path = write_checkpoint(
+            self.folder.checkpoints, job.drafter.state_dict(), job.optimizer.state_tensors(), state,
+            keep=job.recipe.train.keep_checkpoints,
+        )  # fmt: skip
+        size_bytes = sum(file.stat().st_size for file in path.iterdir())
+        self.log.write(CheckpointWritten(self.step, str(path), size_bytes, time.perf_counter() - started))
+
+    def restore(self, tensors: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, int]) -> None:
+        self.job.drafter.load_state_dict(tensors)
+        self.job.optimizer.load_state_tensors(optimizer, state["step"])
+        self.step, self.tokens = state["step"], state["tokens"]
+
+
+class HostNumbers:
+    """A step's sums on their way to the host, without stopping what is queued after them."""
+
+    def __init__(self, packed: Tensor) -> None:
+        self.done: torch.cuda.Event | None = None
+        if packed.is_cuda:
+            self.host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self.host.copy_(packed, non_blocking=True)
+            self.done = torch.cuda.Event()
+            self.done.record()
+        else:
+            self.host = packed
+
+    def result(self) -> Tensor:
+        if self.done is not None:
+            self.done.synchronize()
+        return self.host
+
+
+def to_host(micro: MicroStep, norm: Tensor) -> HostNumbers:
+    single = (micro.loss_sum, micro.weight_sum, micro.matched_sum, micro.blocks, norm)
+    return HostNumbers(torch.cat([torch.stack([t.double() for t in single]), micro.slot_correct.double(), micro.slot_count.double()]))
