@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,3 @@ def refuse_other_identity(checkpoint: Checkpoint, identity: dict[str, Any]) -> N
             f"cannot resume from {checkpoint.folder}:\n  " + "\n  ".join(changed),
             "restore what differs, or start a new run in another train.out",
         )
-
-
-def spec_as_json(spec: DrafterSpec) -> dict[str, Any]:
-    return asdict(spec)

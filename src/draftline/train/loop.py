@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from draftline.errors import RunError
 from draftline.monitor.events import CheckpointWritten, EventLog, Step
 from draftline.monitor.progress import Progress
 from draftline.records import StepReport
-from draftline.train.checkpoint import write_checkpoint
+from draftline.train.checkpoint import Checkpoint, write_checkpoint
 from draftline.train.folder import RunFolder
 from draftline.train.job import Job
 
@@ -29,6 +29,8 @@ class Loop:
     progress: Progress
     step: int = 0
     tokens: int = 0
+    tokens_this_attempt: int = 0
+    last_report: StepReport | None = None
 
     def run(self) -> None:
         job, started = self.job, time.perf_counter()
@@ -42,6 +44,8 @@ class Loop:
             started = time.perf_counter()
             self.step += 1
             self.tokens += tokens
+            self.tokens_this_attempt += tokens
+            self.last_report = report
             self.log.write(Step(report))
             self.progress.advance(
                 tokens=tokens, loss=report.loss, proxy_tau=report.proxy_tau, grad_norm=report.grad_norm
@@ -87,6 +91,8 @@ class Loop:
         job, started = self.job, time.perf_counter()
         state = {
             "step": self.step,
+            "spec": asdict(job.spec),
+            "provenance": asdict(job.provenance),
             "tokens": self.tokens,
             "identity": job.identity,
             "recipe": job.recipe.model_dump(mode="json"),
@@ -98,10 +104,11 @@ class Loop:
         size_bytes = sum(file.stat().st_size for file in path.iterdir())
         self.log.write(CheckpointWritten(self.step, str(path), size_bytes, time.perf_counter() - started))
 
-    def restore(self, tensors: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, int]) -> None:
-        self.job.drafter.load_state_dict(tensors)
-        self.job.optimizer.load_state_tensors(optimizer, state["step"])
-        self.step, self.tokens = state["step"], state["tokens"]
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.job.drafter.load_state_dict(checkpoint.drafter_tensors())
+        self.job.optimizer.load_state_tensors(checkpoint.optimizer_tensors(), checkpoint.step)
+        self.step, self.tokens = checkpoint.step, checkpoint.state["tokens"]
+        self.progress.done = self.step
 
 
 class HostNumbers:

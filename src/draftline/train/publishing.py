@@ -1,0 +1,73 @@
+"""From a checkpoint to a served folder: export, strict reload, logits compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftline.config import TargetSection
+from draftline.drafter.attention import DenseAttention
+from draftline.drafter.anchors import Blocks
+from draftline.drafter.model import Drafter
+from draftline.export.folder import Export, publish
+from draftline.export.provenance import Provenance
+from draftline.records import DrafterSpec
+from draftline.target.load import Target, load_target
+from draftline.train.checkpoint import Checkpoint, open_checkpoint
+
+
+def export_command(checkpoint_folder: Path, out: Path, format: str) -> None:
+    """`draftline export`: the target is loaded again, from where the checkpoint's recipe says it lies."""
+    checkpoint = open_checkpoint(checkpoint_folder)
+    section = TargetSection(**checkpoint.state["recipe"]["target"])
+    export_checkpoint(checkpoint, out, format, load_target(section, torch.device("cpu")))
+    print(f"wrote {out}: reloads to the same logits")
+
+
+def export_checkpoint(checkpoint: Checkpoint, out: Path, format: Any, target: Target) -> None:
+    """Write the drafter in its target's dtype; published only if the reloaded folder gives the same logits.
+
+    Raises InputError where `out` holds something else, RunError where the reloaded drafter differs.
+    """
+    dtype = target.dtype
+    tensors = {name: value.to(dtype) for name, value in checkpoint.drafter_tensors().items()}
+    live = drafter_from(checkpoint.spec, tensors)
+    if format == "speculators":
+        tensors = tensors | {
+            "embed_tokens.weight": target.parts.embedding.weight.detach().cpu(),
+            "lm_head.weight": target.parts.head.weight.detach().cpu(),
+        }
+
+    def compare(spec: DrafterSpec, reloaded: dict[str, Tensor]) -> float:
+        head = target.parts.head.weight.detach().cpu().float()
+        expected, found = (probe_logits(drafter, head) for drafter in (live, drafter_from(spec, reloaded)))
+        return float((expected - found).abs().max())
+
+    publish(out, Export(checkpoint.spec, tensors, dtype, format, Provenance(**checkpoint.state["provenance"])), compare)
+
+
+def drafter_from(spec: DrafterSpec, tensors: dict[str, Tensor]) -> Drafter:
+    """A drafter from strictly matching tensors; the embedding and head of a speculators folder are not its own."""
+    drafter = Drafter(spec)
+    own = {name: value.float() for name, value in tensors.items() if name not in ("embed_tokens.weight", "lm_head.weight")}
+    drafter.load_state_dict(own, strict=True)
+    return drafter.eval()
+
+
+@torch.no_grad()
+def probe_logits(drafter: Drafter, head: Tensor) -> Tensor:
+    """Logits [2, B-1, V] of two blocks on seeded random features: every tensor of the drafter takes part."""
+    spec = drafter.spec
+    generator = torch.Generator().manual_seed(0)
+    context, anchors = 24, torch.tensor([[9, 20]])
+    taps = torch.randn(1, context, len(spec.target_layer_ids) * spec.hidden_size, generator=generator)
+    embeds = torch.randn(1, 2 * spec.block_size, spec.hidden_size, generator=generator)
+    blocks = Blocks(anchors, torch.zeros_like(anchors), torch.ones_like(anchors, dtype=torch.bool))
+    position = (anchors[..., None] + torch.arange(spec.block_size)).flatten(1)
+    states = drafter(
+        embeds, position, drafter.context(taps), torch.arange(context)[None], DenseAttention(spec, blocks, context)
+    )
+    return states.unflatten(1, (2, -1))[0, :, 1:] @ head.T

@@ -1,0 +1,125 @@
+"""A run from recipe to measured drafter: assemble, train, export, evaluate, summarise."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from draftline.config import Recipe
+from draftline.environment.compile_cache import use_compile_cache
+from draftline.environment.fingerprint import fingerprint
+from draftline.environment.switches import configure_torch
+from draftline.errors import RunError
+from draftline.evaluate.evaluation import EvalRequest, evaluate
+from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded, RunStarted
+from draftline.monitor.notices import Notices, stdout_console
+from draftline.monitor.progress import Progress
+from draftline.records import EvalReport
+from draftline.target.load import choose_device
+from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
+from draftline.train.folder import RunFolder, open_run_folder
+from draftline.train.job import Job, assemble, derived_facts
+from draftline.train.loop import Loop
+from draftline.train.publishing import export_checkpoint
+
+
+def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
+    """Run a recipe; returns what summary.json holds. `resume` goes on from the newest complete checkpoint."""
+    folder = open_run_folder(recipe.train.out, resume)
+    device = choose_device(recipe.placement.device)
+    configure_torch(device)
+    use_compile_cache()
+    notices = Notices(stdout_console())
+    job = assemble(recipe, notices)
+    with EventLog(folder.events) as log:
+        loop = Loop(job, folder, log, Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every))
+        resumed_from = restore_newest(loop) if resume else None
+        folder.write_recipe(recipe)
+        log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
+        log.write(Derived(derived_facts(job)))
+        try:
+            summary = finish(loop, notices)
+        except RunError as error:
+            log.write(RunEnded("failed", error.what))
+            raise
+        except KeyboardInterrupt:
+            log.write(RunEnded("interrupted"))
+            raise
+        log.write(RunEnded("completed"))
+    return summary
+
+
+def restore_newest(loop: Loop) -> int:
+    """Go on from the newest complete checkpoint; InputError where the run differs from the one that wrote it."""
+    checkpoint = newest_checkpoint(loop.folder.checkpoints)
+    if checkpoint is None:
+        return 0
+    refuse_other_identity(checkpoint, loop.job.identity)
+    loop.restore(checkpoint)
+    return checkpoint.step
+
+
+def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
+    job, folder, started = loop.job, loop.folder, time.perf_counter()
+    notices.section("training")
+    with loop.progress:
+        loop.run()
+    seconds = time.perf_counter() - started
+    checkpoint = newest_checkpoint(folder.checkpoints)
+    if checkpoint is None:
+        raise RunError(f"{folder.checkpoints} holds no checkpoint after training")
+    notices.section("export")
+    export_checkpoint(checkpoint, folder.export, job.recipe.export.format, job.target)
+    notices.say(f"  {folder.export} reloads to the same logits")
+    reports = evaluate_export(job, folder, loop.log)
+    summary = summarise(job, folder, loop, seconds, reports)
+    folder.write_summary(summary)
+    notices.section("summary")
+    notices.facts(summary_facts(summary))
+    return summary
+
+
+def evaluate_export(job: Job, folder: RunFolder, log: EventLog) -> list[EvalReport]:
+    recipe = job.recipe
+    if recipe.eval.prompts is None:
+        return []
+    request = EvalRequest(
+        target=recipe.target.path,
+        draft=folder.export,
+        prompts=Path(recipe.eval.prompts),
+        temperature=recipe.eval.temperature,
+        max_new_tokens=recipe.eval.max_new_tokens,
+        max_prompts=recipe.eval.max_prompts,
+        template_kwargs=recipe.data.template_kwargs,
+    )
+    report = evaluate(request, job.target)
+    log.write(Evaluation(report))
+    return [report]
+
+
+def summarise(job: Job, folder: RunFolder, loop: Loop, seconds: float, reports: list[EvalReport]) -> dict[str, Any]:
+    last = loop.last_report
+    return {
+        "target": job.target.name,
+        "export": str(folder.export),
+        "steps": loop.step,
+        "target_tokens": loop.tokens,
+        "train_seconds": seconds,
+        "tokens_per_s": loop.tokens_this_attempt / seconds,
+        "loss": last.loss if last else None,
+        "proxy_tau": last.proxy_tau if last else None,
+        "evaluations": [report.as_json() for report in reports],
+    }
+
+
+def summary_facts(summary: dict[str, Any]) -> dict[str, Any]:
+    facts = {
+        "steps": f"{summary['steps']:,}",
+        "tokens": f"{summary['target_tokens']:,} ({summary['tokens_per_s']:,.0f}/s over {summary['train_seconds']:.0f} s)",
+        "loss": "none: no step was left to do" if summary["loss"] is None else f"{summary['loss']:.4f}",
+        "proxy tau": "none" if summary["proxy_tau"] is None else f"{summary['proxy_tau']:.3f}",
+    }
+    for report in summary["evaluations"]:
+        facts[f"tau ({report['benchmark']})"] = f"{report['tau']:.3f} over {report['prompts']} prompts"
+    return facts | {"export": summary["export"]}
