@@ -44,7 +44,6 @@ class Rendered:
 class Span:
     """A turn in tokens: the target reads `prompt` and generates `answer`."""
 
-    index: int
     prompt: list[int]
     answer: list[int]
 
@@ -78,7 +77,7 @@ class ChatRenderer:
         self.blank: dict[int, bool] = {}  # token -> whether it is white space only, as asked for
 
     def prompt_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Tokens of the prompt for the next answer, as an engine feeds them. Raises Unusable where the template refuses."""
+        """Tokens of the prompt for the next answer, as an engine makes them. Raises Unusable if the template refuses."""
         return self.tokenise([self.template.render(messages, True)])[0]
 
     def rows(self, conversation: Conversation) -> list[TokenRow]:
@@ -119,7 +118,8 @@ class ChatRenderer:
         for turn, prompt, full in turns:
             last = turn is turns[-1][0]
             try:
-                spans.append(Span(turn.index, prompt, self.answer(conversation, turn, prompt, full, last, rendered.notes)))
+                answer = self.answer(conversation, turn, prompt, full, last, rendered.notes)
+                spans.append(Span(prompt, answer))
             except Unusable as unusable:
                 reasons.append(unusable.reason)
         for row in merge(spans):
@@ -189,7 +189,7 @@ class ChatRenderer:
             return
         notes.append(RETOKENISED)
         text = conversation.messages[turn.index].get("content")
-        if isinstance(text, str) and self.tokenizer.decode(spoken, skip_special_tokens=True).strip() != text.strip():
+        if isinstance(text, str) and self.spell(spoken, skip_special_tokens=True).strip() != text.strip():
             notes.append(OTHER_TEXT)
 
     def continuation(self, prompt: list[int], text: str) -> list[int]:
@@ -204,8 +204,8 @@ class ChatRenderer:
         wanted = self.spell(tail) + text
         return next((ids for ids in candidates if self.spell(tail + ids) == wanted), alone)
 
-    def spell(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    def spell(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens, clean_up_tokenization_spaces=False))
 
     def is_filler(self, token: int) -> bool:
         """A control token or white space: what templates write around answers."""

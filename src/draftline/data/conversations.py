@@ -63,12 +63,12 @@ def read_conversations(paths: Sequence[str]) -> tuple[list[Conversation], Counte
 
 
 def read_prompts(path: str, max_prompts: int | None = None) -> list[Conversation]:
-    """Conversations that wait for an answer: trailing assistant turns are dropped, so the last turn is a user's or a tool's.
+    """Conversations that wait for an answer: trailing assistant turns are dropped, the last turn is a user's or a tool's.
 
     A row may also be `{"prompt": "..."}` alone. At most `max_prompts` rows are taken from the start of the file.
     Raises InputError with file and line, also where no turn is left to be answered.
     """
-    prompts = []
+    prompts: list[Conversation] = []
     for row, where in read_rows(path):
         if max_prompts is not None and len(prompts) == max_prompts:
             break
@@ -80,7 +80,7 @@ def read_prompts(path: str, max_prompts: int | None = None) -> list[Conversation
 
 
 def read_rows(path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """The JSON objects of a JSONL file, each with its "file:line". Blank lines are allowed; a file without rows is not."""
+    """The JSON objects of a JSONL file, each with its "file:line". Blank lines are allowed, a file without rows is not."""
     number = 0
     rows = 0
     try:
@@ -172,7 +172,7 @@ def sharegpt_turns(row: dict[str, Any]) -> list[dict[str, Any]]:
         raise ShapeError(f"`conversations` is a list of turns, not {type(turns).__name__}")
     messages = [{"role": "system", "content": row["system"]}] if isinstance(row.get("system"), str) else []
     for index, turn in enumerate(turns):
-        if not isinstance(turn, dict) or not isinstance(turn.get("from"), str) or not isinstance(turn.get("value"), str):
+        if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("from", "value")):
             raise ShapeError(f"`conversations[{index}]` is an object with the texts `from` and `value`")
         if turn["from"] not in SHAREGPT_ROLES:
             raise UnusableRow(f"unknown speaker {turn['from']!r}")
@@ -202,7 +202,7 @@ def source_of(row: dict[str, Any]) -> str | None:
 
 
 def refuse_lone_surrogates(messages: list[dict[str, Any]]) -> None:
-    """JSON can spell half a surrogate pair ("\\ud83d"), which no tokenizer takes: such text was cut inside a character."""
+    """JSON can spell half a surrogate pair ("\\ud83d"): text cut inside a character, which no tokenizer takes."""
     try:
         for message in messages:
             content = message.get("content")

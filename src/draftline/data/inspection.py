@@ -41,8 +41,8 @@ def thinking_warning(conversations: Sequence[Conversation], renderer: ChatRender
         return None
     return (
         f"The chat template has a thinking switch that data.template_kwargs does not set, and {len(unthinking):,} of "
-        f"{len(answered):,} answers have no <think> part. Set data.template_kwargs.enable_thinking to what the answers were "
-        f"generated with. One row, trained tokens between {TRAINED_OPEN} and {TRAINED_CLOSE}:\n"
+        f"{len(answered):,} answers have no <think> part. Set data.template_kwargs.enable_thinking to what the answers "
+        f"were generated with. One row, trained tokens between {TRAINED_OPEN} and {TRAINED_CLOSE}:\n"
         f"{first_row(unthinking, renderer)}"
     )
 

@@ -62,7 +62,8 @@ def refuse_unusable(data: RenderedData, max_unusable_share: float) -> None:
     share = lost / data.conversations if data.conversations else 1.0
     if data.rows and share <= max_unusable_share:
         return
-    rule = f"the limit data.max_unusable_share is {max_unusable_share:.1%}" if data.rows else "nothing is left to train on"
+    limit = f"the limit data.max_unusable_share is {max_unusable_share:.1%}"
+    rule = limit if data.rows else "nothing is left to train on"
     raise InputError(
         f"{lost:,} of {data.conversations:,} conversations ({share:.1%}) cannot be trained on, {rule}:\n{data.table()}",
         "mend the data, raise data.sequence_length where answers are truncated away, or raise data.max_unusable_share",

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 OURS = frozenset(
     {"conversation", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "return_tensors"}
 )
-PLAIN_TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
 LONGEST_REASON_CHARS = 120
 
 
 class Unusable(Exception):
-    """A conversation, or one of its turns, that cannot be trained on. `reason` is the bucket under which it is counted."""
+    """A conversation, or one of its turns, that cannot be trained on. `reason` is the bucket that counts it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -48,7 +50,9 @@ class ChatTemplate:
     turn and one assistant turn, because that is how a chat model is served) or a keyword is draftline's own to set.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any], stop_texts: Iterable[str]) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any], stop_texts: Iterable[str]
+    ) -> None:
         taken = sorted(OURS & kwargs.keys())
         if taken:
             raise InputError(f"data.template_kwargs sets {', '.join(taken)}, which draftline itself sets", "remove it")
@@ -72,13 +76,13 @@ class ChatTemplate:
                 list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **self.kwargs
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
-            # raise_exception, an undefined name, or an operation on a content of a kind that the template did not expect
+            # raise_exception, an undefined name, or an operation on a content of a kind the template did not expect
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON_CHARS]
             raise Unusable(f"template refused: {reason}") from error
         return str(text)
 
     def probe_generation_prompt(self) -> bool:
-        """Whether add_generation_prompt changes anything. A template that refuses the probe is taken to be a usual one."""
+        """Whether add_generation_prompt changes anything; a template that refuses the probe is taken to be a usual one."""
         probe = [{"role": "user", "content": "x"}]
         try:
             return self.render(probe, True) != self.render(probe, False)
@@ -86,7 +90,7 @@ class ChatTemplate:
             return True
 
     def turns(self, messages: Sequence[dict[str, Any]]) -> list[Turn]:
-        """Every assistant turn. Raises Unusable where the template refuses the conversation or there is no such turn."""
+        """Every assistant turn. Raises Unusable if the template refuses the conversation or there is no such turn."""
         indices = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if not indices:
             raise Unusable("no assistant turn")
@@ -109,11 +113,11 @@ class ChatTemplate:
         if not full.startswith(prompt):
             return self.continued_answer(content, prompt, full)
         answer = full[len(prompt) :]
-        if not self.adds_generation_prompt and not str(content).startswith(self.control_texts):
-            # Llama-2 style templates need no generation prompt: the answer's text follows at once. Where the template
-            # writes a header of control tokens first, that header would count as the target's own words.
-            if answer.lstrip().startswith(self.control_texts):
-                raise Unusable("the template adds no generation prompt")
+        # Llama-2 style templates need no generation prompt: the answer's text follows at once. Where the template
+        # writes a header of control tokens first, that header would count as the target's own words.
+        has_header = answer.lstrip().startswith(self.control_texts) and not str(content).startswith(self.control_texts)
+        if has_header and not self.adds_generation_prompt:
+            raise Unusable("the template adds no generation prompt")
         return answer
 
     def continued_answer(self, content: Any, prompt: str, full: str) -> str:
