@@ -19,6 +19,7 @@ class Conversation:
     where: str  # "train.jsonl:12", for messages to people
     answer_ids: tuple[int, ...] | None = None  # the last answer's tokens exactly as the target generated them
     finished: bool = True  # False: the answer was cut at a limit, so it has no end of turn
+    source: str | None = None  # the input's own name for where the row comes from, carried through regeneration
 
 
 @dataclass(frozen=True, slots=True)
