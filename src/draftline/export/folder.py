@@ -27,9 +27,9 @@ from draftline.export.provenance import (
     read_provenance,
     with_reports,
 )
-from draftline.export.reference import ARCHITECTURE, read_reference, write_reference
+from draftline.export.reference import ARCHITECTURE, read_reference, read_reference_spec, write_reference
 from draftline.export.replace import replace_folder
-from draftline.export.speculators import read_speculators, write_speculators
+from draftline.export.speculators import read_speculators, read_speculators_spec, write_speculators
 from draftline.records import DrafterSpec, EvalReport
 
 CARD_NAME = "README.md"
@@ -64,6 +64,12 @@ def detect_format(folder: Path) -> Format:
 def read_drafter(folder: Path) -> tuple[DrafterSpec, dict[str, Tensor]]:
     """Read a drafter folder of either format strictly (see `read_reference`, `read_speculators`)."""
     return read_speculators(folder) if detect_format(folder) == "speculators" else read_reference(folder)
+
+
+def read_spec(folder: Path) -> DrafterSpec:
+    """A drafter's geometry from its config.json alone, of either format."""
+    config = read_json(folder / "config.json")
+    return read_speculators_spec(config) if detect_format(folder) == "speculators" else read_reference_spec(config)
 
 
 def publish(folder: Path, export: Export, compare: Compare, tolerance: float = 0.0) -> None:

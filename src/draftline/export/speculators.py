@@ -108,5 +108,8 @@ def check_agreement(config: JsonObject, spec: DrafterSpec) -> None:
     """What the format states twice must be stated alike: engines differ in which of the two they read."""
     vocabulary = spec.vocab_size
     config.checked("draft_vocab_size", f"the vocab_size {vocabulary}", lambda value: value == vocabulary)
-    both_ways = not stated_causality(spec)
-    config.checked("sliding_window_non_causal", f"{both_ways}, not is_causal", lambda value: value is both_ways)
+    causal = stated_causality(spec)
+    if causal is None:
+        raise InputError(f"{config.where}: layer_types mixes kinds, so transformer_layer_config must state is_causal")
+    rule = f"{not causal} where is_causal is {causal}"
+    config.checked("sliding_window_non_causal", rule, lambda value: value is not causal and isinstance(value, bool))
