@@ -18,7 +18,7 @@ Job = dict[str, Any]
 
 
 def make_engine(job: Job) -> Any:
-    from vllm import LLM
+    from vllm import LLM  # type: ignore[import-not-found]
     from vllm.platforms import current_platform  # type: ignore[import-not-found]
 
     speculative = None
@@ -93,7 +93,7 @@ def main() -> None:
     if os.path.isdir(job["target"]):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        import vllm  # type: ignore[import-not-found]  # noqa: F401
+        import vllm  # noqa: F401
     except ImportError as error:
         result = {"import_error": str(error)}
     else:
