@@ -61,7 +61,9 @@ def quickstart(
 @app.command()
 def train(
     recipe: Annotated[Path, typer.Argument(help="YAML recipe; only target.path and data.train must be given.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="section.key=value", help="Recipe values to replace.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="section.key=value", help="Recipe values to replace.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of train.out.")] = False,
 ) -> None:
     """Train a drafter as the recipe says.

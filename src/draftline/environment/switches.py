@@ -18,7 +18,8 @@ def configure_torch(device: torch.device, threads: int | None = None) -> None:
 
     threads: CPU threads of one operation; None leaves torch's own choice (OMP_NUM_THREADS or the cores).
     On a CPU every operation is made deterministic, so that two runs of one recipe are equal bit by bit; one that
-    cannot be raises RuntimeError. On a GPU it is not asked for: kernels that matter have no deterministic form.
+    cannot be raises RuntimeError; torch then also sets its compiler's `deterministic`, which `changed_switches` shows.
+    On a GPU it is not asked for: kernels that matter have no deterministic form.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -39,10 +40,11 @@ def changed_switches() -> dict[str, object]:
 
 
 def changed_in(config: ModuleType) -> Iterator[tuple[str, object]]:
-    """Settings of one of torch's config modules that code changed.
+    """Settings of one of torch's config modules whose value is not the default.
 
-    `get_config_copy` is the public reader, but only `_is_default` knows the defaults; aliases are listed by neither.
+    `get_config_copy` is torch's public reader, but only the private entries know the defaults. torch's own
+    `_is_default` is no help: it calls a setting changed that somebody set to its default.
     """
     for name, value in config.get_config_copy().items():
-        if not config._is_default(name):
+        if value != config._config[name].default:
             yield f"{config.__name__}.{name}", value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -30,24 +31,23 @@ class Curve:
 def plot_curves(events_paths: Sequence[Path], out_png: Path) -> None:
     """Draw the runs whose event logs are given, one colour each, named by their run folders.
 
-    Thin: every step; bold: its moving mean; dashed: tau by real decoding after training. Raises InputError where a log
-    cannot be read or has no steps.
+    Thin: every step; bold: its moving mean, whose last value stands in the legend; dashed: tau by real decoding.
+    Raises InputError where a log cannot be read or has no steps.
     """
     curves = [read_curve(path) for path in events_paths]
     figure = Figure(figsize=(8, 5.4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True)
-    for index, curve in enumerate(curves):
-        colour = COLOURS[index % len(COLOURS)]
+    for colour, curve in zip(cycle(COLOURS), curves):
         steps = np.array([report.step for report in curve.steps])
         draw_series(above, steps, np.array([report.loss for report in curve.steps]), colour, curve.name)
         draw_series(below, steps, np.array([report.proxy_tau for report in curve.steps]), colour, curve.name)
-        draw_taus(below, curve.evaluations, colour)
-    style(above, "loss per supervised token")
-    style(below, "proxy tau (tokens per verification step)")
+        for report in curve.evaluations:
+            label = f"{report.tau:.2f}  tau decoded by {report.engine} on {report.benchmark}"
+            below.axhline(report.tau, color=colour, linewidth=1.2, linestyle=(0, (5, 3)), label=label)
+    style(above, "loss per supervised token", "upper right")
+    style(below, "proxy tau: tokens per verification step", "lower right")
     below.set_xlabel("optimizer step", color=INK)
-    if len(curves) > 1:
-        above.legend(frameon=False, loc="upper right")
     out_png.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out_png)
 
@@ -65,43 +65,21 @@ def read_curve(path: Path) -> Curve:
 def draw_series(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, name: str) -> None:
     mean = moving_mean(values, max(1, round(len(values) * SMOOTHED_SHARE)))
     axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
-    axes.plot(steps, mean, color=colour, linewidth=2, label=name)
-    axes.annotate(
-        f"{mean[-1]:.2f}",
-        (steps[-1], mean[-1]),
-        xytext=(5, 0),
-        textcoords="offset points",
-        color=colour,
-        va="center",
-        weight="bold",
-        annotation_clip=False,
-    )
-
-
-def draw_taus(axes: Axes, evaluations: Sequence[EvalReport], colour: str) -> None:
-    for report in evaluations:
-        axes.axhline(report.tau, color=colour, linewidth=1, linestyle=(0, (5, 3)))
-        text = f"tau {report.tau:.2f} decoded by {report.engine} on {report.benchmark}"
-        axes.annotate(
-            text,
-            (0.01, report.tau),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            color=colour,
-            fontsize=9,
-        )
+    axes.plot(steps, mean, color=colour, linewidth=2, label=f"{mean[-1]:.2f}  {name}")
 
 
 def moving_mean(values: np.ndarray, width: int) -> np.ndarray:
-    """Mean of the last `width` values at each place, of fewer at the start: [n] -> [n]."""
+    """Mean of the values at most width // 2 places away, of fewer at both ends: [n] -> [n]."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - width, 0)
+    places = np.arange(len(values))
+    starts = np.maximum(places - width // 2, 0)
+    ends = np.minimum(places + width // 2 + 1, len(values))
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-def style(axes: Axes, title: str) -> None:
+def style(axes: Axes, title: str, legend: str) -> None:
+    axes.legend(frameon=False, loc=legend, fontsize=9)
+    axes.margins(x=0.01)
     axes.set_title(title, loc="left", fontsize=11, color=INK, weight="bold")
     axes.grid(axis="y", color="#e6e6e6")
     axes.set_axisbelow(True)

@@ -162,7 +162,7 @@ def decode(line: str, where: str) -> LoggedEvent:
     version, time_s, rank, kind = (tree.pop(key) for key in head)
     if version != SCHEMA_VERSION:
         raise InputError(f"{where}: event schema {version!r}; this draftline reads {SCHEMA_VERSION}")
-    if kind not in EVENT_OF:
+    if not isinstance(kind, str) or kind not in EVENT_OF:
         raise InputError(f"{where}: unknown event kind {kind!r}; known: {', '.join(EVENT_OF)}")
     if type(rank) is not int or not isinstance(time_s, int | float):
         raise InputError(f"{where}: t {time_s!r} must be a number and rank {rank!r} a whole one")
