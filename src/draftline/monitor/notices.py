@@ -20,6 +20,11 @@ def stdout_console() -> Console:
     return Console(highlight=False, emoji=False, markup=False)
 
 
+def stderr_console() -> Console:
+    """The console for progress of a verb whose standard output is its result."""
+    return Console(stderr=True, highlight=False, emoji=False, markup=False)
+
+
 class Notices:
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,13 +11,15 @@ from draftline.channel.local import LocalChannel
 from draftline.config import Recipe
 from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_conversations
-from draftline.data.render import RenderedData, render_conversations
+from draftline.data.inspection import thinking_warning
+from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
 from draftline.drafter.attention import anchors_per_tile_multiple
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
+from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
 from draftline.records import DrafterSpec
 from draftline.target.capture import FeatureCapture
@@ -41,6 +42,7 @@ class Job:
     total_steps: int
     micro_batches_per_step: int
     identity: dict[str, Any]  # what a resumed run must share with this one
+    provenance: Provenance
 
 
 def assemble(recipe: Recipe, notices: Notices) -> Job:
@@ -65,7 +67,7 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     optimizer = Optimizer(drafter, recipe.optim, total_steps)
     job = Job(
         recipe, target, spec, stream, features, drafter, step, optimizer, total_steps, per_step,
-        run_identity(recipe, target, spec, stream),
+        run_identity(recipe, target, spec, stream), provenance_of(recipe, target, stream),
     )  # fmt: skip
     notices.section("drafter")
     notices.facts(derived_facts(job))
@@ -88,18 +90,18 @@ def row_stream(recipe: Recipe, target: Target, notices: Notices) -> RowStream:
     )
     notices.section("data")
     notices.facts(data_facts(rendered, stream))
-    for text in rendered.warnings:
-        notices.say(text)
+    warning = thinking_warning(conversations, renderer)
+    if warning is not None:
+        notices.say(warning)
     return stream
 
 
 def data_facts(rendered: RenderedData, stream: RowStream) -> dict[str, Any]:
     tokens = sum(len(row.ids) for row in rendered.rows)
-    supervised = sum(int(row.loss_mask.sum()) for row in rendered.rows)
-    counts: Counter[str] = rendered.unusable
+    unused = ", ".join(f"{number:,} {reason}" for reason, number in rendered.unusable.most_common())
     return {
-        "rows": f"{len(rendered.rows):,} ({tokens:,} tokens, {supervised:,} of them the target's answers)",
-        "not used": ", ".join(f"{n} {reason}" for reason, n in counts.items()) or "none",
+        "rows": f"{len(rendered.rows):,} ({tokens:,} tokens, {rendered.supervised_tokens:,} of them the target's answers)",
+        "not used": unused or "none",
         **{name: f"{n:,}" for name, n in rendered.notes.items()},
         "packed": f"rows of {stream.row_length} tokens, {stream.fill_share:.1%} filled",
     }
@@ -118,6 +120,17 @@ def derived_facts(job: Job) -> dict[str, Any]:
         "loss": f"{recipe.loss.kind}, {recipe.loss.weights} weights, gamma {recipe.gamma:g}",
         "steps": f"{job.total_steps:,} of {recipe.train.rows_per_step} rows, {job.step.anchors} anchors a row",
     }
+
+
+def provenance_of(recipe: Recipe, target: Target, stream: RowStream) -> Provenance:
+    return Provenance(
+        target_name=target.name,
+        target_revision=recipe.target.revision or target.identity,
+        label_source=recipe.loss.kind,
+        template_hash=target.template_hash,
+        thinking=recipe.data.template_kwargs.get("enable_thinking"),
+        data_hash=stream.content_hash,
+    )
 
 
 def anchors_for(recipe: Recipe, device: torch.device) -> int:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from draftline.config import TargetSection
-from draftline.drafter.attention import DenseAttention
 from draftline.drafter.anchors import Blocks
+from draftline.drafter.attention import DenseAttention
 from draftline.drafter.model import Drafter
+from draftline.evaluate.evaluation import load_drafter
 from draftline.export.folder import Export, publish
 from draftline.export.provenance import Provenance
 from draftline.records import DrafterSpec
@@ -34,7 +35,7 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, format: Any, target: Ta
     """
     dtype = target.dtype
     tensors = {name: value.to(dtype) for name, value in checkpoint.drafter_tensors().items()}
-    live = drafter_from(checkpoint.spec, tensors)
+    live = load_drafter(checkpoint.spec, tensors)
     if format == "speculators":
         tensors = tensors | {
             "embed_tokens.weight": target.parts.embedding.weight.detach().cpu(),
@@ -43,18 +44,10 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, format: Any, target: Ta
 
     def compare(spec: DrafterSpec, reloaded: dict[str, Tensor]) -> float:
         head = target.parts.head.weight.detach().cpu().float()
-        expected, found = (probe_logits(drafter, head) for drafter in (live, drafter_from(spec, reloaded)))
+        expected, found = (probe_logits(drafter, head) for drafter in (live, load_drafter(spec, reloaded)))
         return float((expected - found).abs().max())
 
     publish(out, Export(checkpoint.spec, tensors, dtype, format, Provenance(**checkpoint.state["provenance"])), compare)
-
-
-def drafter_from(spec: DrafterSpec, tensors: dict[str, Tensor]) -> Drafter:
-    """A drafter from strictly matching tensors; the embedding and head of a speculators folder are not its own."""
-    drafter = Drafter(spec)
-    own = {name: value.float() for name, value in tensors.items() if name not in ("embed_tokens.weight", "lm_head.weight")}
-    drafter.load_state_dict(own, strict=True)
-    return drafter.eval()
 
 
 @torch.no_grad()
