@@ -49,8 +49,9 @@ def additions(seed: int, count: int) -> Iterator[Pair]:
         if total < 0:
             continue
         question = asking.choice(("What is {}?", "Please work out {}.", "How much is {}?"))
-        yield question.format(fact["expression"]), "\n".join(
-            ["Let's go from left to right, one step at a time.", *steps, f"The answer is {total}."]
+        yield (
+            question.format(fact["expression"]),
+            "\n".join(["Let's go from left to right, one step at a time.", *steps, f"The answer is {total}."]),
         )
 
 
@@ -68,13 +69,16 @@ def legs(seed: int, count: int) -> Iterator[Pair]:
             for group, (name, n) in zip(herd, animals.items(), strict=True)
         ]
         question = asking.choice(("How many legs do {} have in total?", "Count the legs of {}."))
-        yield question.format(listed(herd)), "\n".join(
-            [
-                "Let's count the legs of each kind of animal.",
-                *lines,
-                f"Together that is {' + '.join(map(str, totals))} = {sum(totals)}.",
-                f"So there are {sum(totals)} legs in total.",
-            ]
+        yield (
+            question.format(listed(herd)),
+            "\n".join(
+                [
+                    "Let's count the legs of each kind of animal.",
+                    *lines,
+                    f"Together that is {' + '.join(map(str, totals))} = {sum(totals)}.",
+                    f"So there are {sum(totals)} legs in total.",
+                ]
+            ),
         )
 
 
@@ -88,12 +92,15 @@ def sorted_numbers(seed: int, count: int) -> Iterator[Pair]:
         order = sorted(numbers, reverse=down)
         ends, pick = ("largest to smallest", "largest") if down else ("smallest to largest", "smallest")
         steps = [f"{place}. {number}" for place, number in enumerate(order, start=1)]
-        yield f"Sort these numbers from {ends}: {', '.join(map(str, numbers))}.", "\n".join(
-            [
-                f"Let's take the {pick} number first, then the next one, until none is left.",
-                *steps,
-                f"Sorted from {ends}, the numbers are {listed([str(n) for n in order])}.",
-            ]
+        yield (
+            f"Sort these numbers from {ends}: {', '.join(map(str, numbers))}.",
+            "\n".join(
+                [
+                    f"Let's take the {pick} number first, then the next one, until none is left.",
+                    *steps,
+                    f"Sorted from {ends}, the numbers are {listed([str(n) for n in order])}.",
+                ]
+            ),
         )
 
 
@@ -108,8 +115,9 @@ def filtered_numbers(seed: int, count: int) -> Iterator[Pair]:
         lines = [f"- {n} is {'larger' if n > limit else 'smaller'} than {limit}." for n in numbers]
         found = {0: f"None of the numbers is {word} than {limit}.", 1: f"Only {listed(kept or [''])} is {word}."}
         last = found.get(len(kept), f"So the numbers {word} than {limit} are {listed(kept)}.")
-        yield f"Which of these numbers are {word} than {limit}: {', '.join(map(str, numbers))}?", "\n".join(
-            [f"Let's compare each number with {limit}.", *lines, last]
+        yield (
+            f"Which of these numbers are {word} than {limit}: {', '.join(map(str, numbers))}?",
+            "\n".join([f"Let's compare each number with {limit}.", *lines, last]),
         )
 
 
@@ -125,13 +133,16 @@ def weekdays(seed: int, count: int) -> Iterator[Pair]:
         then = WEEKDAYS[(today + fact["offset_days"]) % 7]
         month = date.fromisoformat(fact["start_date"]).strftime("%B %-d")
         when = f"will it be in {days} days" if forward else f"was it {days} days ago"
-        yield f"Today is {WEEKDAYS[today]}, {month}. What day of the week {when}?", "\n".join(
-            [
-                "A week has 7 days, so whole weeks do not change the day.",
-                f"1. {days} = {weeks} × 7 + {rest}, so {left} {'is' if rest == 1 else 'are'} left over.",
-                f"2. Counting {left} {'forward' if forward else 'back'} from {WEEKDAYS[today]} gives {then}.",
-                f"So it {'will be' if forward else 'was'} a {then}.",
-            ]
+        yield (
+            f"Today is {WEEKDAYS[today]}, {month}. What day of the week {when}?",
+            "\n".join(
+                [
+                    "A week has 7 days, so whole weeks do not change the day.",
+                    f"1. {days} = {weeks} × 7 + {rest}, so {left} {'is' if rest == 1 else 'are'} left over.",
+                    f"2. Counting {left} {'forward' if forward else 'back'} from {WEEKDAYS[today]} gives {then}.",
+                    f"So it {'will be' if forward else 'was'} a {then}.",
+                ]
+            ),
         )
 
 
@@ -144,11 +155,14 @@ def sequences(seed: int, count: int) -> Iterator[Pair]:
         pairs = zip(terms[:-2], terms[1:-1], strict=True)
         lines = [f"- From {a} to {b} is {'down' if falling else 'up'} {step}." for a, b in pairs]
         sign, change = ("-", "less") if falling else ("+", "more")
-        yield f"Which number comes next: {', '.join(map(str, terms[:-1]))}?", "\n".join(
-            [
-                "Let's look at the steps between the numbers.",
-                *lines,
-                f"Each number is {step} {change} than the one before.",
-                f"So the next number is {terms[-2]} {sign} {step} = {terms[-1]}.",
-            ]
+        yield (
+            f"Which number comes next: {', '.join(map(str, terms[:-1]))}?",
+            "\n".join(
+                [
+                    "Let's look at the steps between the numbers.",
+                    *lines,
+                    f"Each number is {step} {change} than the one before.",
+                    f"So the next number is {terms[-2]} {sign} {step} = {terms[-1]}.",
+                ]
+            ),
         )

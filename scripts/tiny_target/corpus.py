@@ -1,6 +1,6 @@
 """Write the tiny target's corpus and the quickstart prompts, deterministic by seed.
 
-    python scripts/tiny_target/corpus.py --out build/tiny --prompts src/draftline/assets/prompts --seed 1
+    python scripts/tiny_target/corpus.py --out build/corpus --prompts src/draftline/assets/prompts --seed 1
 
 Needs `pip install reasoning-gym==0.1.25` (Apache-2.0). Writes OUT/train.jsonl and OUT/held_out.jsonl (whole
 conversations) and PROMPTS/train.jsonl and PROMPTS/held_out.jsonl (the user's side only). No prompt text is in two of
@@ -22,6 +22,19 @@ import everyday
 import stories
 
 Pair = tuple[str, str]  # prompt, answer
+SOURCES = [
+    {
+        "name": "reasoning-gym 0.1.25",
+        "licence": "Apache-2.0",
+        "use": "seeded generators chain_sum, leg_counting, number_sorting, number_filtering and calendar_arithmetic "
+        "choose the numbers, animals and dates; none of its wording is used",
+    },
+    {
+        "name": "scripts/tiny_target",
+        "licence": "Apache-2.0",
+        "use": "all sentences and word lists, written for draftline",
+    },
+]
 VALIDATION_PER_KIND = 100  # whole conversations kept out of the training corpus to measure the target on
 
 
@@ -36,8 +49,8 @@ class Kind:
 
 
 KINDS = {
-    "word_problem": Kind(everyday.drawn(stories.word_problem), 34_000, train_prompts=56),
-    "addition": Kind(calculation.additions, 18_000),
+    "word_problem": Kind(everyday.drawn(stories.word_problem), 46_000, train_prompts=56),
+    "addition": Kind(calculation.additions, 26_000),
     "leg_counting": Kind(calculation.legs, 14_000),
     "number_sorting": Kind(calculation.sorted_numbers, 14_000),
     "number_filtering": Kind(calculation.filtered_numbers, 14_000),
@@ -102,8 +115,8 @@ def main() -> None:
         write(options.out / f"{part}.jsonl", sets[part])
         asked = [row | {"messages": row["messages"][:1]} for row in sets[f"{part}_prompts"]]
         write(options.prompts / f"{part}.jsonl", asked)
-    # The corpus goes with its seed, for provenance.json.
-    (options.out / "corpus.json").write_text(json.dumps({"seed": options.seed, "kinds": list(KINDS)}), encoding="utf-8")
+    record = {"seed": options.seed, "kinds": list(KINDS), "sources": SOURCES}  # goes into the target's provenance.json
+    (options.out / "corpus.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

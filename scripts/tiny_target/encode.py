@@ -1,10 +1,10 @@
 """Train the tiny target's tokenizer and turn its corpus into token rows.
 
-    python scripts/tiny_target/encode.py --corpus build/tiny --vocab-size 2048
+    python scripts/tiny_target/encode.py --corpus build/corpus --out build/tokens --vocab-size 2048
 
-Reads CORPUS/{train,held_out}.jsonl; writes CORPUS/tokenizer/ and CORPUS/{train,held_out}.npy: uint16 [rows, 512], whole
-conversations packed into rows. A token's high bit says that it carries loss: the assistant's tokens and its end of turn.
-Only those, because the prompts' names and numbers are drawn at random: there is nothing to learn in them, and a model of
+Reads CORPUS/{train,held_out}.jsonl; writes OUT/tokenizer/ and OUT/{train,held_out}.npy: uint16 [rows, 512], whole
+conversations packed into rows, and copies what else train.py needs, so that OUT (37 MB) is all that has to travel to a GPU.
+A token's high bit says that it carries loss: the assistant's tokens and its end of turn. Only those, because the prompts' names and numbers are drawn at random: there is nothing to learn in them, and a model of
 a few million parameters has no capacity to waste.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def train_tokenizer(rows: list[dict[str, Any]], vocab_size: int) -> PreTrainedTo
 
 def encode(tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, Any]]) -> Iterator[np.ndarray]:
     """uint16 [T] per conversation, with the loss bit on what the assistant says."""
-    asked = tokenizer.apply_chat_template([row["messages"][:1] for row in rows], tokenize=False, add_generation_prompt=True)
+    prompts = [row["messages"][:1] for row in rows]
+    asked = tokenizer.apply_chat_template(prompts, tokenize=False, add_generation_prompt=True)
     answers = [f"{row['messages'][1]['content']}{END}\n" for row in rows]
     heads = tokenizer(asked, add_special_tokens=False)["input_ids"]
     tails = tokenizer(answers, add_special_tokens=False)["input_ids"]
@@ -92,16 +94,20 @@ def pack(documents: Iterator[np.ndarray], pad: int) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description="train the tiny target's tokenizer and encode its corpus")
     parser.add_argument("--corpus", type=Path, required=True, help="folder that corpus.py wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder for tokenizer and token rows")
     parser.add_argument("--vocab-size", type=int, required=True)
     options = parser.parse_args()
     sets = {part: read(options.corpus / f"{part}.jsonl") for part in ("held_out", "train")}
     tokenizer = train_tokenizer(sets["train"], options.vocab_size)
-    tokenizer.save_pretrained(options.corpus / "tokenizer")
+    tokenizer.save_pretrained(options.out / "tokenizer")
+    for name in ("corpus.json", "held_out.jsonl"):
+        shutil.copy(options.corpus / name, options.out / name)
     for part, conversations in sets.items():
         rows = pack(encode(tokenizer, conversations), tokenizer.pad_token_id)
-        np.save(options.corpus / f"{part}.npy", rows)
+        np.save(options.out / f"{part}.npy", rows)
         tokens, supervised = (rows != tokenizer.pad_token_id).sum(), (rows >= LOSS_BIT).sum()
-        print(f"{part}: {len(rows):,} rows, {tokens:,} tokens, {supervised:,} with loss, {supervised / len(conversations):.0f} an answer")
+        mean = supervised / len(conversations)
+        print(f"{part}: {len(rows):,} rows, {tokens:,} tokens, {supervised:,} with loss, {mean:.0f} an answer")
     print(f"vocabulary: {len(tokenizer)} tokens")
 
 
