@@ -32,7 +32,7 @@ SOURCES = [
     {
         "name": "scripts/tiny_target",
         "licence": "Apache-2.0",
-        "use": "all sentences and word lists, written for draftline",
+        "use": "every sentence, written for draftline",
     },
 ]
 VALIDATION_PER_KIND = 100  # whole conversations kept out of the training corpus to measure the target on

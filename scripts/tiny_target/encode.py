@@ -3,9 +3,10 @@
     python scripts/tiny_target/encode.py --corpus build/corpus --out build/tokens --vocab-size 2048
 
 Reads CORPUS/{train,held_out}.jsonl; writes OUT/tokenizer/ and OUT/{train,held_out}.npy: uint16 [rows, 512], whole
-conversations packed into rows, and copies what else train.py needs, so that OUT (37 MB) is all that has to travel to a GPU.
-A token's high bit says that it carries loss: the assistant's tokens and its end of turn. Only those, because the prompts' names and numbers are drawn at random: there is nothing to learn in them, and a model of
-a few million parameters has no capacity to waste.
+conversations packed into rows, and copies what else train.py needs: OUT (36 MB) is all that has to travel to a GPU.
+A token's high bit says that it carries loss: the assistant's tokens and its end of turn. Only those, because the
+prompts' names and numbers are drawn at random: there is nothing to learn in them, and a model of a few million
+parameters has no capacity to waste.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rows import LOSS_BIT
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 ROW_TOKENS = 512
-LOSS_BIT = 1 << 15  # above every id of a vocabulary of 2048
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (PAD, START, END, *(f"<|reserved_{index}|>" for index in range(8)))
 # Words with their leading space, one digit at a time, runs of signs, line ends: digits alone make sums learnable.

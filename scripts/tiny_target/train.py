@@ -19,39 +19,21 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from measure import by_kind, exact_answers, file_perplexity, greedy, perplexity
+from rows import Rows, summed_loss
 from torch import Tensor
-from torch.nn import functional
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-LOSS_BIT = 1 << 15  # set by encode.py on the tokens that carry loss
 SHIPPED_PER_KIND = 2  # held-out conversations that go with the target, to check its perplexity
 ANSWERED_PER_KIND = 20  # held-out prompts whose greedy answer is compared with the reference
 LOG_SECONDS = 3.0
 MEASURE_FROM, MEASURE_TO = 20, 80  # steps whose rate decides whether the schedule fits into --max-seconds
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Packed conversations on the device."""
-
-    ids: Tensor  # int16 [R, S]
-    supervised: Tensor  # bool [R, S]
-
-    @classmethod
-    def load(cls, path: Path, device: torch.device) -> Rows:
-        packed = np.load(path)
-        ids = torch.from_numpy((packed & (LOSS_BIT - 1)).astype(np.int16))
-        return cls(ids.to(device), torch.from_numpy(packed >= LOSS_BIT).to(device))
-
-    def take(self, which: Tensor) -> Rows:
-        return Rows(self.ids[which], self.supervised[which])
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
@@ -72,29 +54,6 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
         pad_token_id=tokenizer.pad_token_id,
     )
     return Qwen3ForCausalLM(config)
-
-
-def documents_of(ids: Tensor, start_id: int) -> tuple[Tensor, Tensor]:
-    """Which document a token is of and its position there, both [R, S]; a document opens with two turns."""
-    starts = ids == start_id
-    document = (starts.cumsum(1) - 1) // 2
-    place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    opens = torch.ones_like(starts)
-    opens[:, 1:] = document[:, 1:] != document[:, :-1]
-    return document, place - torch.where(opens, place, 0).cummax(1).values
-
-
-def summed_loss(model: Qwen3ForCausalLM, rows: Rows, start_id: int) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy in nats and the number of supervised tokens; attention stays inside each document."""
-    ids = rows.ids.long()
-    document, position = documents_of(ids, start_id)
-    causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).tril()
-    mask = (document[:, :, None] == document[:, None, :]) & causal  # [R, S, S]
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
-        logits = model(input_ids=ids, attention_mask=mask[:, None], position_ids=position, use_cache=False).logits
-    labels = torch.where(rows.supervised, ids, -100)[:, 1:]
-    total = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels.flatten(), reduction="sum")
-    return total, rows.supervised[:, 1:].sum()
 
 
 def batches(rows: Rows, size: int, seed: int) -> Iterator[Rows]:
@@ -134,6 +93,17 @@ def fitting_steps(options: argparse.Namespace, began: float, measured: float) ->
     return steps
 
 
+def take_step(model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, rows: Rows, start_id: int) -> Tensor:
+    """One optimizer step; returns the loss without waiting for the device."""
+    total, count = summed_loss(model, rows, start_id)
+    loss = total / count
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
 def train(model: Qwen3ForCausalLM, rows: Rows, start_id: int, options: argparse.Namespace) -> int:
     """Train in place; returns the steps taken."""
     optimizer, stream = make_optimizer(model, options.lr), batches(rows, options.rows, options.seed)
@@ -142,80 +112,19 @@ def train(model: Qwen3ForCausalLM, rows: Rows, start_id: int, options: argparse.
     while step < steps:
         for group in optimizer.param_groups:
             group["lr"] = rate(step, steps, options)
-        total, count = summed_loss(model, next(stream), start_id)
-        loss = total / count
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        loss = take_step(model, optimizer, next(stream), start_id)
         step += 1
         if step in (MEASURE_FROM, MEASURE_TO):
             loss.item()  # wait for the device, so that the clock tells the truth
-            if step == MEASURE_TO:
-                steps = fitting_steps(options, began, measured)
+            steps = fitting_steps(options, began, measured) if step == MEASURE_TO else steps
             measured = time.perf_counter()
-        if step % 10 == 0 and time.perf_counter() - logged > LOG_SECONDS or step in (1, steps):
-            logged = time.perf_counter()
-            speed = step * rows.ids.shape[1] * options.rows / (logged - began)
+        if time.perf_counter() - logged > LOG_SECONDS or step in (1, steps):
+            value, logged = loss.item(), time.perf_counter()
+            speed = step * options.rows * rows.ids.shape[1] / (logged - began)
             print(
-                f"step {step}/{steps} loss {loss.item():.4f} {speed / 1e6:.2f}M tokens/s {logged - began:.0f} s",
-                flush=True,
+                f"step {step}/{steps} loss {value:.4f}, {speed / 1e6:.2f}M tokens/s, {logged - began:.0f} s", flush=True
             )
     return step
-
-
-@torch.no_grad()
-def perplexity(model: Qwen3ForCausalLM, rows: Rows, start_id: int) -> float:
-    nats, tokens = 0.0, 0
-    for first in range(0, len(rows.ids), 32):
-        part = Rows(rows.ids[first : first + 32], rows.supervised[first : first + 32])
-        total, count = summed_loss(model, part, start_id)
-        nats, tokens = nats + total.item(), tokens + int(count)
-    return math.exp(nats / tokens)
-
-
-@torch.no_grad()
-def file_perplexity(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, conversations: list[Any]) -> float:
-    """exp of the mean cross-entropy of the assistant's tokens and end of turn, in float32, one conversation at a time."""
-    nats, tokens = 0.0, 0
-    for row in conversations:
-        asked = tokenizer.apply_chat_template(row["messages"][:1], tokenize=False, add_generation_prompt=True)
-        head = tokenizer(asked, add_special_tokens=False)["input_ids"]
-        answer = row["messages"][1]["content"] + tokenizer.eos_token
-        ids = torch.tensor([head + tokenizer(answer, add_special_tokens=False)["input_ids"]], device=model.device)
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(head) - 1 : -1]
-        nats += functional.cross_entropy(logits.float(), ids[0, len(head) :], reduction="sum").item()
-        tokens += len(logits)
-    return math.exp(nats / tokens)
-
-
-def greedy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: list[str], limit: int) -> list[str]:
-    """Greedy answers, special tokens kept so that a missing end of turn shows."""
-    turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    asked = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    batch = tokenizer(asked, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
-    batch = {key: batch[key].to(model.device) for key in ("input_ids", "attention_mask")}
-    out = model.generate(**batch, do_sample=False, max_new_tokens=limit)
-    return [
-        text.replace(tokenizer.pad_token, "") for text in tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :])
-    ]
-
-
-def by_kind(conversations: list[Any], count: int) -> list[Any]:
-    """The first `count` conversations of each kind, kinds in alphabetical order."""
-    kinds = sorted({row["source"] for row in conversations})
-    return [row for kind in kinds for row in [r for r in conversations if r["source"] == kind][:count]]
-
-
-def exact_answers(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, conversations: list[Any]
-) -> dict[str, float]:
-    """Share of greedy answers that equal the reference word for word, per kind."""
-    answers = greedy(model, tokenizer, [row["messages"][0]["content"] for row in conversations], 200)
-    right: dict[str, list[bool]] = {}
-    for row, answer in zip(conversations, answers, strict=True):
-        right.setdefault(row["source"], []).append(answer == row["messages"][1]["content"] + tokenizer.eos_token)
-    return {kind: sum(hits) / len(hits) for kind, hits in right.items()}
 
 
 def parse() -> argparse.Namespace:
@@ -237,6 +146,7 @@ def report(model: Qwen3ForCausalLM, options: argparse.Namespace, steps: int) -> 
     """Where the target comes from."""
     corpus = json.loads((options.tokens / "corpus.json").read_text(encoding="utf-8"))
     train_rows = options.tokens / "train.npy"
+    packed = np.load(train_rows)
     return {
         "sources": corpus["sources"],
         "kinds": corpus["kinds"],
@@ -245,7 +155,9 @@ def report(model: Qwen3ForCausalLM, options: argparse.Namespace, steps: int) -> 
         "corpus_sha256": hashlib.sha256(train_rows.read_bytes()).hexdigest(),
         "parameters": model.num_parameters(),
         "steps": steps,
-        "tokens_seen": steps * options.rows * int(np.load(train_rows, mmap_mode="r").shape[1]),
+        "tokens_seen": round(
+            steps * options.rows * (packed != 0).sum() / len(packed)
+        ),  # without padding, which is id 0
         "command": shlex.join(["python", *sys.argv]),
         "versions": {
             "python": platform.python_version(),
