@@ -28,7 +28,7 @@ import transformers
 from measure import by_kind, exact_answers, file_perplexity, greedy, perplexity
 from rows import Rows, summed_loss
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 SHIPPED_PER_KIND = 2  # held-out conversations that go with the target, to check its perplexity
 ANSWERED_PER_KIND = 20  # held-out prompts whose greedy answer is compared with the reference
@@ -48,7 +48,6 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
         max_position_embeddings=2048,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
-        attn_implementation="sdpa",
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -169,8 +168,9 @@ def report(model: Qwen3ForCausalLM, options: argparse.Namespace, steps: int) -> 
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, shipped: list[Any], out: Path) -> None:
-    model.generation_config.update(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    model.to(torch.bfloat16).save_pretrained(out)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model.generation_config = GenerationConfig(do_sample=False, **ends)
+    model.bfloat16().save_pretrained(out)
     tokenizer.save_pretrained(out)
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in shipped]
     (out / "held_out.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -181,8 +181,9 @@ def main() -> None:
     torch.manual_seed(options.seed)
     device = torch.device(options.device)
     tokenizer = AutoTokenizer.from_pretrained(options.tokens / "tokenizer")
-    start_id = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    model = build_model(tokenizer).to(device)
+    start_id = tokenizer.get_vocab()["<|im_start|>"]
+    model = build_model(tokenizer)
+    model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
     print(f"{model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}", flush=True)
     if options.compile:
         for layer in model.model.layers:
@@ -192,7 +193,8 @@ def main() -> None:
     held_out = [json.loads(line) for line in lines]
     shipped = by_kind(held_out, SHIPPED_PER_KIND)
     save(model, tokenizer, shipped, options.out)
-    model = Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32).to(device).eval()
+    model = Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32).eval()
+    model.to(device)  # type: ignore[arg-type]
     record = report(model, options, steps) | {
         "held_out_perplexity": file_perplexity(model, tokenizer, shipped),
         "validation_perplexity": perplexity(model, Rows.load(options.tokens / "held_out.npy", device), start_id),
