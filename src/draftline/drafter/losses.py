@@ -81,13 +81,13 @@ class _HeadLoss(torch.autograd.Function):
         gradient = torch.empty_like(hidden)
         for begin in range(0, blocks, chunk):
             part = slice(begin, begin + chunk)
-            logits = hidden[part] @ head.T
-            teacher_logits = None if teacher is None else teacher[part] @ head.T
+            logits = head_product(hidden[part], head)
+            teacher_logits = None if teacher is None else head_product(teacher[part], head)
             loss, weight, hit, dlogits = chunk_loss(logits, teacher_logits, label[part], supervised[part], kind)
             loss_sum += loss
             weight_sum += weight
             correct[part] = hit
-            gradient[part] = dlogits @ head
+            gradient[part] = (dlogits.flatten(0, 1) @ head).view_as(gradient[part])
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(weight_sum, correct)
         return loss_sum, weight_sum, correct
@@ -96,6 +96,14 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> Any:
         (gradient,) = ctx.saved_tensors
         return gradient * grad_loss.to(gradient.dtype), None, None, None, None, None, None
+
+
+def head_product(states: Tensor, head: Tensor) -> Tensor:
+    """Logits [m, K, V] of states [m, K, d] as one plain matrix product.
+
+    On three dimensions torch calls a batched kernel: 146 ms instead of 12 for Qwen3-8B's head on an H200.
+    """
+    return (states.flatten(0, 1) @ head.T).unflatten(0, states.shape[:2])
 
 
 def whole_chunks(blocks: int, limit: int) -> int:

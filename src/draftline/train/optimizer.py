@@ -52,7 +52,7 @@ class Optimizer:
         for group in self.adamw.param_groups:
             group["lr"] = self.lr
         self.adamw.step()
-        self.adamw.zero_grad(set_to_none=False)
+        self.adamw.zero_grad(set_to_none=True)
         self.steps_done += 1
         return norm
 
