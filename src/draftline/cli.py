@@ -45,6 +45,12 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class Dtype(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
 @app.command()
 def quickstart(
     out: Annotated[Path, typer.Option("--out", help="Folder for everything it makes.")] = Path("runs/quickstart"),
@@ -86,7 +92,7 @@ def regenerate(
     device: Annotated[Device, typer.Option("--device", help="auto: cuda where there is one.")] = Device.auto,
 ) -> None:
     """Let the target answer prompts: the data to train on."""
-    from draftline.train.regenerate import regenerate
+    from draftline.train.regeneration import regenerate
 
     regenerate(target, prompts, out, max_new_tokens=max_new_tokens, batch_size=batch_size, device=device.value)
 
@@ -98,9 +104,9 @@ def export(
     format: Annotated[ExportFormat, typer.Option("--format", help="Layout of the folder.")] = ExportFormat.reference,
 ) -> None:
     """Write a checkpoint in a layout that engines load."""
-    from draftline.train.checkpoint import export_checkpoint
+    from draftline.train.publishing import export_command
 
-    export_checkpoint(checkpoint, out, format.value)
+    export_command(checkpoint, out, format.value)
 
 
 @app.command("eval")
@@ -116,6 +122,10 @@ def evaluate(
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0: greedy.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer in tokens.")] = 256,
     max_prompts: Annotated[int | None, typer.Option("--max-prompts", min=1, help="Use the first N prompts.")] = None,
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="auto: bfloat16 on CUDA, float32 on a CPU.")] = Dtype.auto,
+    compare_plain: Annotated[
+        bool, typer.Option("--compare-plain/--no-compare-plain", help="Also decode without the drafter.")
+    ] = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Measure a drafter's tau and speed-up by decoding."""
@@ -131,6 +141,8 @@ def evaluate(
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         max_prompts=max_prompts,
+        dtype=dtype.value,
+        compare_plain=compare_plain,
     )
     print_report(evaluate(request), as_json=json)
 
