@@ -21,12 +21,13 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "draftline needs Python >= 3.11; this is " + sys.version.split()[0] + ". Say make PYTHON=/path/to/python3.11")'
-	rm -rf $(VENV)
-	@if command -v uv >/dev/null; then \
-		set -x; uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV) && \
+	@set -e; if command -v uv >/dev/null; then \
+		set -x; \
+		[ -x $(BIN)/python ] || uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV); \
 		uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'; \
 	else \
-		set -x; $(PYTHON) -m venv $(VENV) && \
+		set -x; \
+		[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'; \
 	fi
 	@touch $@

@@ -21,7 +21,7 @@ EVALUATION = EvalReport("quickstart", "draftline", 3.5, (0.9,), 8, 40, 100, 0.0,
 def test_a_repeated_step_counts_as_done_last_and_steps_ascend(tmp_path: Path) -> None:
     path = tmp_path / "my-run" / "events.jsonl"
     with EventLog(path) as log:
-        for event in (step(1, 4.0), step(2, 3.0), step(3, 9.0), step(2, 2.5), step(3, 2.0), Evaluation(EVALUATION)):
+        for event in (step(2, 3.0), step(3, 9.0), step(1, 4.0), step(2, 2.5), step(3, 2.0), Evaluation(EVALUATION)):
             log.write(event)
     curve = read_curve(path)
     assert curve.name == "my-run"

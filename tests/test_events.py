@@ -91,7 +91,7 @@ def test_a_written_event_survives_the_sudden_death_of_its_writer(tmp_path: Path)
     path = tmp_path / "events.jsonl"
     code = (
         "import os, signal; from pathlib import Path; from draftline.monitor.events import EventLog, RunEnded\n"
-        f"EventLog(Path({str(path)!r})).write(RunEnded('failed', 'x')); os.kill(os.getpid(), signal.SIGKILL)"
+        f"log = EventLog(Path({str(path)!r})); log.write(RunEnded('failed', 'x')); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     assert [logged.event for logged in read_events(path).events] == [RunEnded("failed", "x")]
@@ -131,6 +131,10 @@ HEAD = '"v": 1, "t": 1.0, "rank": 0'
         (f'{{{HEAD}, "kind": [1]}}', "unknown event kind [1]"),
         (f'{{{HEAD}, "kind": "run_ended", "status": "fine", "reason": ""}}', "field status"),
         (f'{{{HEAD}, "kind": "checkpoint_written", "step": 1, "path": "a", "seconds": 1.0}}', "field size_bytes"),
+        (
+            f'{{{HEAD}, "kind": "checkpoint_written", "step": "1", "path": "a", "size_bytes": 1, "seconds": 1.0}}',
+            "step",
+        ),
         (f'{{{HEAD}, "kind": "alarm", "name": "a", "evidence": 3, "remedy": ""}}', "field evidence"),
         (f'{{{HEAD}, "kind": "run_ended", "status": "failed", "reason": "", "more": 1}}', "unknown field more"),
         ("", "not JSON"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from rich.console import Console
 
-from draftline.monitor.notices import Notices, short_count, short_duration
+from draftline.monitor.notices import Notices, short_count, short_duration, stdout_console
 from draftline.monitor.progress import Progress
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
@@ -118,6 +118,11 @@ def test_plain_notices_are_aligned_whole_lines_without_control_characters() -> N
         "  look at the template",
     ]
     assert not CONTROL.search(text_of(console))
+
+
+def test_the_console_for_stdout_takes_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    Notices(stdout_console()).say("[bold]taps[/bold] [1, 9] :smile: " + "x" * 200)
+    assert capsys.readouterr().out == "[bold]taps[/bold] [1, 9] :smile: " + "x" * 200 + "\n"
 
 
 def test_notices_on_a_terminal_say_the_same_words() -> None:

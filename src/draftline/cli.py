@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from draftline import __version__
-from draftline.config import load_recipe
 from draftline.errors import InputError, RunError
 
 app = typer.Typer(
@@ -76,7 +75,9 @@ def train(
 
     The newest checkpoint is exported at the end, and tau is measured where the recipe names prompts.
     """
-    parsed = load_recipe(recipe, overrides)
+    from draftline.config import load_recipe
+
+    parsed = load_recipe(recipe, overrides)  # before torch is imported: a bad recipe is answered at once
     from draftline.train.run import train
 
     train(parsed, resume=resume)

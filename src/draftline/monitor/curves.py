@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -77,7 +78,7 @@ def moving_mean(values: np.ndarray, width: int) -> np.ndarray:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-def style(axes: Axes, title: str, legend: str) -> None:
+def style(axes: Axes, title: str, legend: Literal["upper right", "lower right"]) -> None:
     axes.legend(frameon=False, loc=legend, fontsize=9)
     axes.margins(x=0.01)
     axes.set_title(title, loc="left", fontsize=11, color=INK, weight="bold")
