@@ -28,7 +28,6 @@ NO_STOP = "answer without a stop token at its end"
 SPELT_STOP = "answer text spells out a stop token, cut there"
 OWN_ROW = "assistant turn rendered as a row of its own"
 CUT = "row cut at the maximum length"
-ANCHOR = "\n"  # tokenised before an answer to keep a dummy prefix ("▁") off it
 
 
 @dataclass(slots=True)
@@ -77,7 +76,7 @@ class ChatRenderer:
         self.blank: dict[int, bool] = {}  # token -> whether it is white space only, as asked for
 
     def prompt_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Tokens of the prompt for the next answer, as an engine makes them. Raises Unusable if the template refuses."""
+        """Tokens of the prompt for the next answer, as an engine makes them; Unusable where the template refuses."""
         return self.tokenise([self.template.render(messages, True)])[0]
 
     def rows(self, conversation: Conversation) -> list[TokenRow]:
@@ -154,7 +153,7 @@ class ChatRenderer:
 
     def split(self, turn: Turn, prompt: list[int], full: list[int], notes: list[str]) -> tuple[list[int], list[int]]:
         """Answer tokens and end-of-turn token (none or one) of the template's text."""
-        if full[: len(prompt)] == prompt:
+        if starts(full, prompt):
             answer = full[len(prompt) :]
         else:
             answer = self.continuation(prompt, turn.answer)
@@ -196,13 +195,14 @@ class ChatRenderer:
         """Tokens of a text that follows a prompt, tokenised apart from it.
 
         Tokenizers of the sentencepiece kind put a dummy prefix before a text, which would spell " Hello" for "Hello";
-        of the two ways to tokenise, the one is taken whose tokens spell the text where it stands.
+        so the text is also tokenised behind an anchor, and the tokens taken are those that spell it where it stands.
         """
-        alone, anchor, anchored = self.tokenise([text, ANCHOR, ANCHOR + text])
-        candidates = [alone] + ([anchored[len(anchor) :]] if anchored[: len(anchor)] == anchor else [])
+        anchors = ["", "\n", *self.template.stop_texts[:1]]
+        ids = self.tokenise([anchor + follower for anchor in anchors for follower in ("", text)])
+        behind = [both[len(anchor) :] for anchor, both in zip(ids[::2], ids[1::2], strict=True) if starts(both, anchor)]
         tail = prompt[-8:]
         wanted = self.spell(tail) + text
-        return next((ids for ids in candidates if self.spell(tail + ids) == wanted), alone)
+        return next((answer for answer in behind if self.spell(tail + answer) == wanted), behind[0])
 
     def spell(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens, clean_up_tokenization_spaces=False))
@@ -231,13 +231,17 @@ class ChatRenderer:
         return TokenRow(ids[: self.max_length].copy(), kept.copy(), where)
 
 
+def starts(ids: list[int], prefix: list[int]) -> bool:
+    return ids[: len(prefix)] == prefix
+
+
 def merge(spans: list[Span]) -> list[list[Span]]:
     """Group turns into rows, last turn first: a turn joins the first row whose tokens begin with its own."""
     rows: list[tuple[list[int], list[Span]]] = []
     for span in reversed(spans):
         ids = span.ids
         for row_ids, members in rows:
-            if row_ids[: len(ids)] == ids:
+            if starts(row_ids, ids):
                 members.append(span)
                 break
         else:
