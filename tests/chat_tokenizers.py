@@ -86,7 +86,9 @@ def trained_byte_bpe(keeps_line_breaks_together: bool) -> str:
         )
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    core.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+    core.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    )
     core.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL])
     core.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "</think>")])
     return core.to_str()
@@ -99,9 +101,7 @@ def byte_bpe(template: str | None = CHATML, keeps_line_breaks_together: bool = F
     `keeps_line_breaks_together` it splits as Llama 3 and Qwen do: one token in both places.
     """
     core = Tokenizer.from_str(trained_byte_bpe(keeps_line_breaks_together))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|endoftext|>", pad_token="<|endoftext|>"
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = template
     return tokenizer
 

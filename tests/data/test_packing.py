@@ -23,11 +23,7 @@ def test_the_tightest_open_row_takes_a_document() -> None:
 
 
 def test_the_fullest_row_is_closed_when_too_many_are_open() -> None:
-    assert pack([6, 7, 3, 4], 10, open_rows=1) == [[0, 3], [1], [2]] or pack([6, 7, 3, 4], 10, open_rows=1) == [
-        [0, 2],
-        [1],
-        [3],
-    ]
+    assert pack([6, 7, 3, 4], 10, open_rows=1) == [[0, 2], [1], [3]]  # 3 would fit row 1 more tightly, were it open
 
 
 @pytest.mark.parametrize("lengths", [[3, 11], [0, 3]])

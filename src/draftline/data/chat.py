@@ -126,9 +126,9 @@ class ChatRenderer:
                 rendered.rows.append(self.token_row(row, conversation.where, rendered.notes))
             except Unusable as unusable:
                 reasons.append(unusable.reason)
-        rendered.rows.reverse()  # merged from the last turn backwards
         if not rendered.rows:
-            rendered.unusable = reasons[0]
+            return Rendered(unusable=reasons[0])
+        rendered.rows.reverse()  # merged from the last turn backwards
         rendered.notes += [OWN_ROW] * (len(rendered.rows) - 1)
         rendered.notes += [f"assistant turn skipped: {reason}" for reason in reasons]
         return rendered
