@@ -7,7 +7,7 @@ from functools import cache
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-WORDS = "<pad> <unk> <s> </s> system user assistant tool a b c d e f g h i j k".split()  # 19, id = place
+WORDS = ["<pad>", "<unk>", "<s>", "</s>", "system", "user", "assistant", "tool", *"abcdefghijk"]  # 19, id = place
 PAD, UNK, START, STOP, SYSTEM, USER, ASSISTANT, TOOL, A, B, C, D, E, F = range(14)
 
 TINY = (
@@ -53,7 +53,8 @@ DEEPSEEK = (  # the generation prompt opens the reasoning, finished turns do not
 )
 TRAILING_SPACE = (  # the prompt's last token merges with the answer's first: "Assistant: " + "the" = ":" + " the"
     "{% for m in messages %}{{ 'User' if m.role == 'user' else 'Assistant' }}: {{ m.content }}"
-    "{{ '<|endoftext|>' if m.role == 'assistant' else '\n' }}{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"
+    "{{ '<|endoftext|>' if m.role == 'assistant' else '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant: {% endif %}"
 )
 LEADING_SPACE = TRAILING_SPACE.replace("Assistant: {% endif %}", "Assistant:{% endif %}")
 
@@ -104,6 +105,12 @@ def byte_bpe(template: str | None = CHATML, keeps_line_breaks_together: bool = F
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = template
     return tokenizer
+
+
+def control_ids(*texts: str) -> frozenset[int]:
+    """Ids of control tokens in the byte-level BPE."""
+    vocabulary = byte_bpe().get_vocab()
+    return frozenset(vocabulary[text] for text in texts)
 
 
 def dummy_prefix_tokenizer(template: str) -> PreTrainedTokenizerFast:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from chat_tokenizers import (
     ASSISTANT,
     CHATML,
@@ -27,10 +28,10 @@ from chat_tokenizers import (
     C,
     D,
     byte_bpe,
+    control_ids,
     dummy_prefix_tokenizer,
     tiny_tokenizer,
 )
-
 from draftline.data.chat import APART, CUT, NO_STOP, OTHER_TEXT, OWN_ROW, RETOKENISED, SPELT_STOP, ChatRenderer
 from draftline.data.template import Unusable
 from draftline.errors import InputError
@@ -48,8 +49,7 @@ def tiny(max_length: int = 64) -> ChatRenderer:
 
 
 def bpe(template: str, stops: tuple[str, ...] = ("<|im_end|>",), **kwargs: Any) -> ChatRenderer:
-    tokenizer = byte_bpe(template)
-    return ChatRenderer(tokenizer, frozenset(tokenizer.convert_tokens_to_ids(list(stops))), kwargs, 512)
+    return ChatRenderer(byte_bpe(template), control_ids(*stops), kwargs, 512)
 
 
 def trained(renderer: ChatRenderer, row: TokenRow) -> list[str]:
@@ -59,7 +59,7 @@ def trained(renderer: ChatRenderer, row: TokenRow) -> list[str]:
 
 
 def assert_served_prefixes(renderer: ChatRenderer, conversation: Conversation, rows: list[TokenRow]) -> None:
-    """Every trained run of every row begins right after the prompt that an engine would feed for some assistant turn."""
+    """Every trained run of every row begins right after the prompt that an engine feeds for some assistant turn."""
     prompts = [
         renderer.prompt_ids(conversation.messages[:index])
         for index, message in enumerate(conversation.messages)
@@ -251,7 +251,7 @@ def test_a_template_that_breaks_on_a_content_refuses_it() -> None:
 
 def test_generated_ids_follow_the_prompt_exactly() -> None:
     renderer = bpe(CHATML)
-    end = renderer.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    [end] = control_ids("<|im_end|>")
     spelt = [
         renderer.tokenise([letter])[0][0] for letter in "the dog"
     ]  # one token a letter: never what BPE makes of it
@@ -312,10 +312,8 @@ def test_unusable_generated_ids(ids: tuple[int, ...], expected: str) -> None:
 
 @pytest.mark.parametrize("keeps_line_breaks_together", [True, False])
 def test_llama3_manner(keeps_line_breaks_together: bool) -> None:
-    """Its prompt ends in a blank line, which a GPT-2 splitter joins only where no word follows: then history differs."""
-    tokenizer = byte_bpe(LLAMA3, keeps_line_breaks_together)
-    stops = frozenset(tokenizer.convert_tokens_to_ids(["<|eot|>", "<|endoftext|>"]))
-    renderer = ChatRenderer(tokenizer, stops, {}, 512)
+    """Its prompt ends in a blank line, which GPT-2's splitter joins only where no word follows: then history differs."""
+    renderer = ChatRenderer(byte_bpe(LLAMA3, keeps_line_breaks_together), control_ids("<|eot|>"), {}, 512)
     conversation = chat("system: the end", "user: what", "assistant:  the dog ", "user: and", "assistant: the cat")
     rows = renderer.rows(conversation)
     first, second = "the dog<|eot|>", "the cat<|eot|>"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_tokenizers import STOP, A, B, C, D, E, tiny_tokenizer
 
+from chat_tokenizers import STOP, A, B, C, D, E, tiny_tokenizer
 from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_conversations
 from draftline.data.regenerate import regenerate
@@ -53,7 +53,7 @@ def asking(*words: str) -> list[Conversation]:
 
 def run(out: Path, target: Target, prompts: list[Conversation], **header: Any) -> Any:
     chat = renderer()
-    return regenerate(prompts, chat, chat.tokenizer.decode, target, out, {**HEADER, **header})
+    return regenerate(prompts, chat, chat.spell, target, out, {**HEADER, **header})
 
 
 def test_answers_in_the_order_of_their_prompts(tmp_path: Path) -> None:
@@ -170,15 +170,17 @@ def test_an_output_that_cannot_be_made(tmp_path: Path) -> None:
 def test_prompts_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
     out, chat = tmp_path / "a.jsonl", renderer(8)
     prompts = asking("a", "b b b b b b b", "d")
-    report = regenerate(prompts, chat, chat.tokenizer.decode, Target(), out, HEADER)
+    report = regenerate(prompts, chat, chat.spell, Target(), out, HEADER)
     assert report.unusable == {"prompt leaves no room for an answer": 1}
-    assert [json.loads(line)["answer_ids"][0] for line in out.read_text().splitlines()] == [A, D]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["answer_ids"][0] for row in rows] == [A, D]
+    assert [row["messages"][0]["content"] for row in rows] == ["a", "d"]
     with pytest.raises(InputError, match="none of the 1 prompts can be used"):
-        regenerate(prompts[1:2], chat, chat.tokenizer.decode, Target(), tmp_path / "b.jsonl", HEADER)
+        regenerate(prompts[1:2], chat, chat.spell, Target(), tmp_path / "b.jsonl", HEADER)
 
 
 def test_a_generator_that_ends_early_makes_no_file(tmp_path: Path) -> None:
     chat, out = renderer(), tmp_path / "a.jsonl"
     with pytest.raises(RunError, match="2 of 2 prompts unanswered"):
-        regenerate(asking("a", "b"), chat, chat.tokenizer.decode, lambda prompts: [], out, HEADER)
+        regenerate(asking("a", "b"), chat, chat.spell, lambda prompts: [], out, HEADER)
     assert not out.exists()

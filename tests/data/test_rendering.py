@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from chat_tokenizers import CHATML, QWEN3, STOP, byte_bpe, tiny_tokenizer
 
+from chat_tokenizers import CHATML, QWEN3, STOP, byte_bpe, control_ids, tiny_tokenizer
 from draftline.data.chat import RETOKENISED, ChatRenderer
 from draftline.data.inspection import show_row, thinking_warning
 from draftline.data.rendering import BATCH_CONVERSATIONS, render_conversations
@@ -63,7 +63,7 @@ def test_batches_do_not_change_the_rows() -> None:
 
 
 def test_a_row_shown_with_its_trained_tokens() -> None:
-    renderer = ChatRenderer(byte_bpe(CHATML), frozenset({byte_bpe().convert_tokens_to_ids("<|im_end|>")}), {}, 64)
+    renderer = ChatRenderer(byte_bpe(CHATML), control_ids("<|im_end|>"), {}, 64)
     [row] = renderer.rows(asked("the dog", "what"))
     assert show_row(renderer.tokenizer, row) == (
         "<|im_start|>user\nwhat<|im_end|>\n<|im_start|>assistant\n⟦the dog<|im_end|>⟧"
@@ -71,8 +71,7 @@ def test_a_row_shown_with_its_trained_tokens() -> None:
 
 
 def qwen(**kwargs: bool) -> ChatRenderer:
-    tokenizer = byte_bpe(QWEN3)
-    return ChatRenderer(tokenizer, frozenset({tokenizer.convert_tokens_to_ids("<|im_end|>")}), kwargs, 64)
+    return ChatRenderer(byte_bpe(QWEN3), control_ids("<|im_end|>"), kwargs, 64)
 
 
 def test_a_thinking_template_on_answers_without_thinking_warns() -> None:
