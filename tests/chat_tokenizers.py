@@ -107,9 +107,8 @@ def byte_bpe(template: str | None = CHATML, keeps_line_breaks_together: bool = F
     return tokenizer
 
 
-def control_ids(*texts: str) -> frozenset[int]:
-    """Ids of control tokens in the byte-level BPE."""
-    vocabulary = byte_bpe().get_vocab()
+def control_ids(tokenizer: PreTrainedTokenizerFast, *texts: str) -> frozenset[int]:
+    vocabulary = tokenizer.get_vocab()
     return frozenset(vocabulary[text] for text in texts)
 
 

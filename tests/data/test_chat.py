@@ -49,7 +49,8 @@ def tiny(max_length: int = 64) -> ChatRenderer:
 
 
 def bpe(template: str, stops: tuple[str, ...] = ("<|im_end|>",), **kwargs: Any) -> ChatRenderer:
-    return ChatRenderer(byte_bpe(template), control_ids(*stops), kwargs, 512)
+    tokenizer = byte_bpe(template)
+    return ChatRenderer(tokenizer, control_ids(tokenizer, *stops), kwargs, 512)
 
 
 def trained(renderer: ChatRenderer, row: TokenRow) -> list[str]:
@@ -251,7 +252,7 @@ def test_a_template_that_breaks_on_a_content_refuses_it() -> None:
 
 def test_generated_ids_follow_the_prompt_exactly() -> None:
     renderer = bpe(CHATML)
-    [end] = control_ids("<|im_end|>")
+    [end] = renderer.stop_ids
     spelt = [
         renderer.tokenise([letter])[0][0] for letter in "the dog"
     ]  # one token a letter: never what BPE makes of it
@@ -312,8 +313,9 @@ def test_unusable_generated_ids(ids: tuple[int, ...], expected: str) -> None:
 
 @pytest.mark.parametrize("keeps_line_breaks_together", [True, False])
 def test_llama3_manner(keeps_line_breaks_together: bool) -> None:
-    """Its prompt ends in a blank line, which GPT-2's splitter joins only where no word follows: then history differs."""
-    renderer = ChatRenderer(byte_bpe(LLAMA3, keeps_line_breaks_together), control_ids("<|eot|>"), {}, 512)
+    """Its prompt ends in a blank line: GPT-2 splitting joins it only where no word follows, so history differs."""
+    tokenizer = byte_bpe(LLAMA3, keeps_line_breaks_together)
+    renderer = ChatRenderer(tokenizer, control_ids(tokenizer, "<|eot|>"), {}, 512)
     conversation = chat("system: the end", "user: what", "assistant:  the dog ", "user: and", "assistant: the cat")
     rows = renderer.rows(conversation)
     first, second = "the dog<|eot|>", "the cat<|eot|>"

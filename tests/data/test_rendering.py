@@ -63,7 +63,8 @@ def test_batches_do_not_change_the_rows() -> None:
 
 
 def test_a_row_shown_with_its_trained_tokens() -> None:
-    renderer = ChatRenderer(byte_bpe(CHATML), control_ids("<|im_end|>"), {}, 64)
+    tokenizer = byte_bpe(CHATML)
+    renderer = ChatRenderer(tokenizer, control_ids(tokenizer, "<|im_end|>"), {}, 64)
     [row] = renderer.rows(asked("the dog", "what"))
     assert show_row(renderer.tokenizer, row) == (
         "<|im_start|>user\nwhat<|im_end|>\n<|im_start|>assistant\n⟦the dog<|im_end|>⟧"
@@ -71,7 +72,8 @@ def test_a_row_shown_with_its_trained_tokens() -> None:
 
 
 def qwen(**kwargs: bool) -> ChatRenderer:
-    return ChatRenderer(byte_bpe(QWEN3), control_ids("<|im_end|>"), kwargs, 64)
+    tokenizer = byte_bpe(QWEN3)
+    return ChatRenderer(tokenizer, control_ids(tokenizer, "<|im_end|>"), kwargs, 64)
 
 
 def test_a_thinking_template_on_answers_without_thinking_warns() -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftline.data.template import ChatTemplate, Turn, Unusable
+from draftline.data.tokens import PieceTokenizer
 from draftline.records import Conversation, TokenRow
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class ChatRenderer:
         self.max_length = max_length
         stop_texts = [str(tokenizer.convert_ids_to_tokens(stop)) for stop in sorted(stop_ids)]
         self.template = ChatTemplate(tokenizer, template_kwargs, stop_texts)
+        self.tokenise = PieceTokenizer(tokenizer, sorted(stop_ids))
         self.control_ids = frozenset(tokenizer.get_added_vocab().values()) | stop_ids
         self.vocabulary = len(tokenizer)
         self.blank: dict[int, bool] = {}  # token -> whether it is white space only, as asked for
@@ -104,12 +106,6 @@ class ChatRenderer:
             return self.template.turns(conversation.messages)
         except Unusable as unusable:
             return unusable
-
-    def tokenise(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of rendered texts. The template writes every special token itself, so none is added."""
-        if not texts:
-            return []
-        return list(self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
 
     def assemble(self, conversation: Conversation, turns: list[tuple[Turn, list[int], list[int]]]) -> Rendered:
         rendered = Rendered()
