@@ -195,6 +195,10 @@ def test_named_buckets(turns: list[str], expected: str) -> None:
     assert reason(tiny(), chat(*turns)) == expected
 
 
+def test_generated_ids_without_a_prompt_teach_nothing() -> None:
+    assert reason(tiny(), chat("assistant: a b", answer_ids=(A, B, STOP))) == "answer without a prompt"
+
+
 def test_an_answer_of_none_is_empty() -> None:
     conversation = Conversation(({"role": "user", "content": "a"}, {"role": "assistant", "content": None}), "t.jsonl:1")
     assert reason(tiny(), conversation) == "empty answer"

@@ -85,5 +85,5 @@ def test_ordinary_words_and_parts_of_other_tokens_are_no_separators() -> None:
     tokenizer = byte_bpe()
     the = tokenizer("the", add_special_tokens=False)["input_ids"][0]
     assert PieceTokenizer(tokenizer, [the]).separators == {}
-    tokenizer.add_tokens([AddedToken("<|im_end|>\n", normalized=False)])
+    tokenizer.add_tokens([AddedToken("<|im_end|>word", normalized=False)])
     assert PieceTokenizer(tokenizer, control_ids(tokenizer, "<|im_end|>")).separators == {}
