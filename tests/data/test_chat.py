@@ -361,6 +361,7 @@ def test_a_template_whose_ending_is_no_stop_token() -> None:
     renderer = bpe(CHATML, ("<|endoftext|>",))
     [rendered] = renderer.render([chat("user: what", "assistant: the dog")])
     assert trained(renderer, rendered.rows[0]) == ["the dog<|im_end|>"]
+    assert rendered.notes == [NO_STOP]
     [cut] = renderer.render([chat("user: what", "assistant: the dog", finished=False)])
     assert trained(renderer, cut.rows[0]) == ["the dog"]
 

@@ -143,7 +143,7 @@ class ChatRenderer:
             content, end = self.split_generated(generated)
         if not content:
             raise Unusable("empty answer")
-        if finished and not end:
+        if finished and self.stop_ids.isdisjoint(end):
             notes.append(NO_STOP)
         return content + end if finished else content
 
