@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftline.data.template import ChatTemplate, Turn, Unusable
+from draftline.data.tokens import PieceTokenizer
 from draftline.records import Conversation, TokenRow
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ NO_STOP = "answer without a stop token at its end"
 SPELT_STOP = "answer text spells out a stop token, cut there"
 OWN_ROW = "assistant turn rendered as a row of its own"
 CUT = "row cut at the maximum length"
-ANCHOR = "\n"  # tokenised before an answer to keep a dummy prefix ("▁") off it
 
 
 @dataclass(slots=True)
@@ -72,12 +72,13 @@ class ChatRenderer:
         self.max_length = max_length
         stop_texts = [str(tokenizer.convert_ids_to_tokens(stop)) for stop in sorted(stop_ids)]
         self.template = ChatTemplate(tokenizer, template_kwargs, stop_texts)
+        self.tokenise = PieceTokenizer(tokenizer, sorted(stop_ids))
         self.control_ids = frozenset(tokenizer.get_added_vocab().values()) | stop_ids
         self.vocabulary = len(tokenizer)
         self.blank: dict[int, bool] = {}  # token -> whether it is white space only, as asked for
 
     def prompt_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Tokens of the prompt for the next answer, as an engine makes them. Raises Unusable if the template refuses."""
+        """Tokens of the prompt for the next answer, as an engine makes them; Unusable where the template refuses."""
         return self.tokenise([self.template.render(messages, True)])[0]
 
     def rows(self, conversation: Conversation) -> list[TokenRow]:
@@ -106,12 +107,6 @@ class ChatRenderer:
         except Unusable as unusable:
             return unusable
 
-    def tokenise(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of rendered texts. The template writes every special token itself, so none is added."""
-        if not texts:
-            return []
-        return list(self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
-
     def assemble(self, conversation: Conversation, turns: list[tuple[Turn, list[int], list[int]]]) -> Rendered:
         rendered = Rendered()
         spans, reasons = [], []
@@ -127,9 +122,9 @@ class ChatRenderer:
                 rendered.rows.append(self.token_row(row, conversation.where, rendered.notes))
             except Unusable as unusable:
                 reasons.append(unusable.reason)
-        rendered.rows.reverse()  # merged from the last turn backwards
         if not rendered.rows:
-            rendered.unusable = reasons[0]
+            return Rendered(unusable=reasons[0])
+        rendered.rows.reverse()  # merged from the last turn backwards
         rendered.notes += [OWN_ROW] * (len(rendered.rows) - 1)
         rendered.notes += [f"assistant turn skipped: {reason}" for reason in reasons]
         return rendered
@@ -148,13 +143,13 @@ class ChatRenderer:
             content, end = self.split_generated(generated)
         if not content:
             raise Unusable("empty answer")
-        if finished and not end:
+        if finished and self.stop_ids.isdisjoint(end):
             notes.append(NO_STOP)
         return content + end if finished else content
 
     def split(self, turn: Turn, prompt: list[int], full: list[int], notes: list[str]) -> tuple[list[int], list[int]]:
         """Answer tokens and end-of-turn token (none or one) of the template's text."""
-        if full[: len(prompt)] == prompt:
+        if starts(full, prompt):
             answer = full[len(prompt) :]
         else:
             answer = self.continuation(prompt, turn.answer)
@@ -196,13 +191,14 @@ class ChatRenderer:
         """Tokens of a text that follows a prompt, tokenised apart from it.
 
         Tokenizers of the sentencepiece kind put a dummy prefix before a text, which would spell " Hello" for "Hello";
-        of the two ways to tokenise, the one is taken whose tokens spell the text where it stands.
+        so the text is also tokenised behind an anchor, and the tokens taken are those that spell it where it stands.
         """
-        alone, anchor, anchored = self.tokenise([text, ANCHOR, ANCHOR + text])
-        candidates = [alone] + ([anchored[len(anchor) :]] if anchored[: len(anchor)] == anchor else [])
+        anchors = ["", "\n", *self.template.stop_texts[:1]]
+        ids = self.tokenise([anchor + follower for anchor in anchors for follower in ("", text)])
+        behind = [both[len(anchor) :] for anchor, both in zip(ids[::2], ids[1::2], strict=True) if starts(both, anchor)]
         tail = prompt[-8:]
         wanted = self.spell(tail) + text
-        return next((ids for ids in candidates if self.spell(tail + ids) == wanted), alone)
+        return next((answer for answer in behind if self.spell(tail + answer) == wanted), behind[0])
 
     def spell(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens, clean_up_tokenization_spaces=False))
@@ -231,13 +227,17 @@ class ChatRenderer:
         return TokenRow(ids[: self.max_length].copy(), kept.copy(), where)
 
 
+def starts(ids: list[int], prefix: list[int]) -> bool:
+    return ids[: len(prefix)] == prefix
+
+
 def merge(spans: list[Span]) -> list[list[Span]]:
     """Group turns into rows, last turn first: a turn joins the first row whose tokens begin with its own."""
     rows: list[tuple[list[int], list[Span]]] = []
     for span in reversed(spans):
         ids = span.ids
         for row_ids, members in rows:
-            if row_ids[: len(ids)] == ids:
+            if starts(row_ids, ids):
                 members.append(span)
                 break
         else:

@@ -63,7 +63,7 @@ def read_conversations(paths: Sequence[str]) -> tuple[list[Conversation], Counte
 
 
 def read_prompts(path: str, max_prompts: int | None = None) -> list[Conversation]:
-    """Conversations that wait for an answer: trailing assistant turns are dropped, the last turn is a user's or a tool's.
+    """Conversations that wait for an answer: trailing assistant turns are dropped, so that a user or tool turn is last.
 
     A row may also be `{"prompt": "..."}` alone. At most `max_prompts` rows are taken from the start of the file.
     Raises InputError with file and line, also where no turn is left to be answered.
@@ -80,7 +80,7 @@ def read_prompts(path: str, max_prompts: int | None = None) -> list[Conversation
 
 
 def read_rows(path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """The JSON objects of a JSONL file, each with its "file:line". Blank lines are allowed, a file without rows is not."""
+    """The JSON objects of a JSONL file, each with its "file:line". Blank lines are allowed, an empty file is not."""
     number = 0
     rows = 0
     try:

@@ -123,8 +123,8 @@ def answered(prompt: Conversation, text: str, answer: list[int], finished: bool)
 class PartialFile:
     """The answers so far, one line each after a header line; only complete lines count.
 
-    Lines are written unbuffered, so a killed process or a full disk costs at most the line being written, which the
-    next `open` cuts off.
+    Lines are written unbuffered, so a killed process or a full disk costs at most the line being written; the next line
+    is written over what there is of it.
     """
 
     def __init__(self, out: Path, header: Mapping[str, Any]) -> None:
@@ -142,14 +142,13 @@ class PartialFile:
             with self.path.open("r+b") as file:
                 for line in file:
                     self.take_up(line)
-                file.truncate(self.end_bytes)
         except OSError as error:
             raise self.cannot_write(error) from error
         if self.end_bytes == 0:
             self.write(encode(self.header))
 
     def take_up(self, line: bytes) -> None:
-        """One line of an earlier call; a line torn at the file's end is left to be cut off."""
+        """One line of an earlier call; a line torn at the file's end is left to be written over."""
         torn_header = not self.end_bytes and encode(self.header).startswith(line)
         if not line.endswith(b"\n") and (self.end_bytes or torn_header):
             return

@@ -82,7 +82,7 @@ class ChatTemplate:
         return str(text)
 
     def probe_generation_prompt(self) -> bool:
-        """Whether add_generation_prompt changes anything; a template that refuses the probe is taken to be a usual one."""
+        """Whether add_generation_prompt changes anything; if the template refuses the probe, it is taken to."""
         probe = [{"role": "user", "content": "x"}]
         try:
             return self.render(probe, True) != self.render(probe, False)
