@@ -80,11 +80,13 @@ def packed(documents: list[list[tuple[list[int], list[int]]]], length: int, inde
     shape = (len(documents), length)
     ids, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
     document, position = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    token = np.full(shape, -1, dtype=np.int64)
     for row, parts in enumerate(documents):
         at = 0
         for number, (tokens, loss) in enumerate(parts):
             end = at + len(tokens)
             ids[row, at:end], mask[row, at:end] = tokens, loss
             document[row, at:end], position[row, at:end] = number, np.arange(len(tokens))
+            token[row, at:end] = row * length + np.arange(at, end)
             at = end
-    return PackedBatch(index, ids, mask, document, position)
+    return PackedBatch(index, ids, mask, document, position, token)

@@ -43,6 +43,7 @@ class PackedBatch:
     loss_mask: np.ndarray  # bool [R, S]
     document: np.ndarray  # int64 [R, S]
     position: np.ndarray  # int64 [R, S]
+    token: np.ndarray  # int64 [R, S] number of the token in the whole data set, -1 on padding
 
     @property
     def tokens(self) -> int:

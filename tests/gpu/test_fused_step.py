@@ -44,7 +44,7 @@ def random_batch(rng: np.random.Generator, rows: int, length: int, spec: Drafter
             at, number = at + count, number + 1
     ids = rng.integers(5, spec.vocab_size, (rows, length))
     mask = (rng.random((rows, length)) < 0.95) & (document >= 0)
-    packed = PackedBatch(int(rng.integers(100)), ids, mask, document, position)
+    packed = PackedBatch(int(rng.integers(100)), ids, mask, document, position, np.where(document >= 0, 0, -1))
     width = spec.hidden_size
     taps = torch.from_numpy(rng.standard_normal((rows, length, len(spec.target_layer_ids) * width))).float()
     final = torch.from_numpy(rng.standard_normal((rows, length, width))).float()

@@ -91,6 +91,7 @@ class RowStream:
         loss_mask = np.zeros(shape, dtype=bool)
         document = np.full(shape, -1, dtype=np.int64)
         position = np.zeros(shape, dtype=np.int64)
+        token = np.full(shape, -1, dtype=np.int64)
         for row in range(self.rows_per_batch):
             at = 0
             for number, which in enumerate(self.documents(index * self.rows_per_batch + row)):
@@ -100,5 +101,6 @@ class RowStream:
                 loss_mask[here] = self.loss_mask[start : start + length]
                 document[here] = number
                 position[here] = np.arange(length)
+                token[here] = np.arange(start, start + length)
                 at += length
-        return PackedBatch(index, ids, loss_mask, document, position)
+        return PackedBatch(index, ids, loss_mask, document, position, token)

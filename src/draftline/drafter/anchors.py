@@ -23,7 +23,12 @@ class Blocks:
     keep: Tensor  # bool [R, N]
 
     def to(self, device: torch.device) -> Blocks:
-        return Blocks(*(t.to(device, non_blocking=True) for t in (self.anchor, self.start, self.keep)))
+        return Blocks(*(to_device(t, device) for t in (self.anchor, self.start, self.keep)))
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on `device`. From pinned memory, so that the host need not wait for what a GPU still has queued."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def eligible(packed: PackedBatch) -> np.ndarray:

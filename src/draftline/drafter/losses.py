@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftline.drafter.anchors import dpace_weights, exponential_weights
 
-CHUNK_LOGITS = 64 * 1024 * 1024  # logits held at once
+CHUNK_LOGITS = 128 * 1024 * 1024  # logits held at once
 ChunkLoss = Callable[[Tensor, Tensor | None, Tensor, Tensor, "LossKind"], tuple[Tensor, Tensor, Tensor, Tensor]]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftline.drafter.anchors import Blocks, SlotTargets, sample_blocks, slot_targets
+from draftline.drafter.anchors import Blocks, SlotTargets, sample_blocks, slot_targets, to_device
 from draftline.drafter.attention import DenseAttention, FlexAttention
 from draftline.drafter.losses import LossKind, SlotOutcome, chunk_loss, head_loss
 from draftline.drafter.model import Drafter
@@ -60,12 +61,10 @@ class DrafterStep:
         return micro
 
     def forward(self, batch: FeatureBatch, blocks: Blocks) -> tuple[Tensor, MicroStep]:
-        device = batch.taps.device
-        ids = torch.from_numpy(batch.packed.ids).to(device, non_blocking=True)
-        mask = torch.from_numpy(batch.packed.loss_mask).to(device, non_blocking=True)
-        document = torch.from_numpy(batch.packed.document).to(device, non_blocking=True)
-        position = torch.from_numpy(batch.packed.position).to(device, non_blocking=True)
-        slots = slot_targets(ids, mask, document, blocks, self.drafter.spec.block_size)
+        packed = batch.packed
+        stacked = np.stack([packed.ids, packed.loss_mask, packed.document, packed.position])  # one copy to the device
+        ids, mask, document, position = to_device(torch.from_numpy(stacked), batch.taps.device)
+        slots = slot_targets(ids, mask.bool(), document, blocks, self.drafter.spec.block_size)
         hidden = self.hidden(batch.taps, ids, position, blocks)  # [R, N, B, d]
         teacher = gather_teacher(batch.final, slots) if self.loss.needs_final else None
         loss_sum, weight_sum, outcome = head_loss(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from draftline.channel.local import LocalChannel
+from draftline.channel.store import FeatureStore
 from draftline.config import Recipe
 from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_conversations
@@ -63,7 +65,8 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     if device.type == "cuda":
         step.compile()
     capture = FeatureCapture(target, spec.target_layer_ids, loss.needs_final)
-    features = LocalChannel(stream.batch, capture, total_steps * per_step)
+    store = feature_store(recipe, capture, stream, notices)
+    features = LocalChannel(stream.batch, store or capture, total_steps * per_step)
     optimizer = Optimizer(drafter, recipe.optim, total_steps)
     job = Job(
         recipe, target, spec, stream, features, drafter, step, optimizer, total_steps, per_step,
@@ -72,6 +75,26 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     notices.section("drafter")
     notices.facts(derived_facts(job))
     return job
+
+
+def feature_store(
+    recipe: Recipe, capture: FeatureCapture, stream: RowStream, notices: Notices
+) -> FeatureStore | None:
+    """Capture the whole data set once, if it fits into target.keep_features_gib. Documents go in a fixed order, so a
+    resumed run trains on the same bits."""
+    target = capture.target
+    width = target.parts.hidden_size * (len(capture.taps) + capture.want_final)
+    needed_gib = len(stream.ids) * width * target.dtype.itemsize / 2**30
+    if needed_gib > recipe.target.keep_features_gib:
+        return None
+    started = time.perf_counter()
+    spans = list(zip(stream.starts[:-1].tolist(), stream.lengths.tolist(), strict=True))
+    flat = capture.capture(stream.ids, spans)
+    if target.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    notices.facts({"features": f"{needed_gib:.2f} GiB kept, {len(stream.ids) / seconds:,.0f} tokens/s captured"})
+    return FeatureStore(flat.taps, flat.final)
 
 
 def row_stream(recipe: Recipe, target: Target, notices: Notices) -> RowStream:

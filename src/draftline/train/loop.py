@@ -19,6 +19,17 @@ from draftline.train.folder import RunFolder
 from draftline.train.job import Job
 
 
+@dataclass(frozen=True)
+class Launched:
+    """A step whose work is queued; its numbers are on their way to the host."""
+
+    step: int
+    numbers: HostNumbers
+    tokens: int
+    supervised_tokens: int
+    lr: float
+
+
 @dataclass
 class Loop:
     """Runs a job from `step` to its end. The cursor is the step alone: every random draw is a function of it."""
@@ -31,28 +42,39 @@ class Loop:
     tokens: int = 0
     tokens_this_attempt: int = 0
     last_report: StepReport | None = None
+    clock: float = 0.0  # when the last report was made
 
     def run(self) -> None:
-        job, started = self.job, time.perf_counter()
+        job, waiting = self.job, None
+        self.clock = time.perf_counter()
         while self.step < job.total_steps:
             if self.step and self.step % job.recipe.train.checkpoint_every == 0:
+                waiting = self.settle(waiting)
                 self.checkpoint()
-            micro, norm, tokens, supervised = self.train_step()
-            numbers = to_host(micro, norm)
+            launched = self.train_step()
             job.features.prefetch((self.step + 1) * job.micro_batches_per_step)
-            report = self.report(numbers.result(), tokens, supervised, time.perf_counter() - started)
-            started = time.perf_counter()
+            waiting = self.settle(waiting) or launched  # a GPU is never idle while the host reads the step before
             self.step += 1
-            self.tokens += tokens
-            self.tokens_this_attempt += tokens
-            self.last_report = report
-            self.log.write(Step(report))
-            self.progress.advance(
-                tokens=tokens, loss=report.loss, proxy_tau=report.proxy_tau, grad_norm=report.grad_norm
-            )
+        self.settle(waiting)
         self.checkpoint()
 
-    def train_step(self) -> tuple[MicroStep, Tensor, int, int]:
+    def settle(self, launched: Launched | None) -> None:
+        """Wait for a launched step's numbers, then report, log and show them."""
+        if launched is None:
+            return
+        numbers = launched.numbers.result()
+        now = time.perf_counter()
+        report = self.report(launched, numbers, now - self.clock)
+        self.clock = now
+        self.tokens += report.tokens
+        self.tokens_this_attempt += report.tokens
+        self.last_report = report
+        self.log.write(Step(report))
+        self.progress.advance(
+            tokens=report.tokens, loss=report.loss, proxy_tau=report.proxy_tau, grad_norm=report.grad_norm
+        )
+
+    def train_step(self) -> Launched:
         job, micro, tokens, supervised = self.job, None, 0, 0
         first = self.step * job.micro_batches_per_step
         for index in range(first, first + job.micro_batches_per_step):
@@ -62,28 +84,30 @@ class Loop:
             tokens += batch.packed.tokens
             supervised += int(batch.packed.loss_mask.sum())
         assert micro is not None
-        return micro, job.optimizer.finish(micro.weight_sum), tokens, supervised
+        lr = job.optimizer.lr
+        norm = job.optimizer.finish(micro.weight_sum)
+        return Launched(self.step, to_host(micro, norm), tokens, supervised, lr)
 
-    def report(self, numbers: Tensor, tokens: int, supervised: int, seconds: float) -> StepReport:
+    def report(self, launched: Launched, numbers: Tensor, seconds: float) -> StepReport:
         """Turn a step's sums into its report; raises RunError where the loss or the gradient is not finite."""
         loss_sum, weight_sum, matched, blocks, norm = numbers[:5].tolist()
         correct, count = numbers[5:].chunk(2)
         if not math.isfinite(norm) or not math.isfinite(loss_sum):
             raise RunError(
-                f"step {self.step}: loss sum {loss_sum} or gradient norm {norm} is not finite; the step was not taken",
+                f"step {launched.step}: loss sum {loss_sum} or gradient norm {norm} is not finite; the step was not taken",
                 f"the newest checkpoint is whole: lower optim.lr and go on with --resume (micro-batches "
-                f"{self.step * self.job.micro_batches_per_step} onward hold the rows)",
+                f"{launched.step * self.job.micro_batches_per_step} onward hold the rows)",
             )
         return StepReport(
-            step=self.step,
+            step=launched.step,
             loss=loss_sum / weight_sum if weight_sum else 0.0,
             proxy_tau=matched / blocks if blocks else 0.0,
             slot_accuracy=tuple((correct / count.clamp(min=1)).tolist()),
             blocks=int(blocks),
-            tokens=tokens,
-            supervised_tokens=supervised,
+            tokens=launched.tokens,
+            supervised_tokens=launched.supervised_tokens,
             grad_norm=norm,
-            lr=self.job.optimizer.lr,
+            lr=launched.lr,
             seconds=seconds,
         )
 
