@@ -23,12 +23,15 @@ from reasoning_gym.data import get_data_file_path
 LONGEST_CHARS = 1400  # about 400 tokens; the exact limit is applied later, this one only saves work
 TASK_LEAD = "Write a Python function for this task.\n\n"
 COMPLETE_LEAD = "Complete this Python function.\n\n"
+COMMON_WORDS = frozenset(
+    "given that this with from what which your into have each their number does will task function".split()  # noqa: SIM905
+)
 SKIPPED_FOLDERS = {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "__pycache__", "ensurepip"}
 
 
 @dataclass(frozen=True)
 class Function:
-    """One function as written: signature line(s), docstring (may be empty) and the whole source, dedented."""
+    """One function: its signature on one line, docstring (may be empty) and the whole source, dedented."""
 
     name: str
     signature: str
@@ -58,9 +61,9 @@ def functions_in(source: str) -> Iterator[Function]:
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("__") or node.end_lineno is None:
             continue
         whole = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
-        head = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1]))
-        if head:
-            yield Function(node.name, head.rstrip(), ast.get_docstring(node) or "", whole, node in methods)
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        head = f"def {node.name}({ast.unparse(node.args)}){returns}:"
+        yield Function(node.name, head, ast.get_docstring(node) or "", whole, node in methods)
 
 
 @cache
@@ -69,7 +72,9 @@ def records() -> tuple[Record, ...]:
     with gzip.open(get_data_file_path("codeio.jsonl.gz"), "rt", encoding="utf-8") as rows:
         loaded = [json.loads(row) for row in rows]
     return tuple(
-        Record(row["task_description"].strip(), row["input_output_spec"].strip(), tuple(functions_in(row["code_sample"])))
+        Record(
+            row["task_description"].strip(), row["input_output_spec"].strip(), tuple(functions_in(row["code_sample"]))
+        )
         for row in loaded
     )
 
@@ -78,7 +83,10 @@ def records() -> tuple[Record, ...]:
 def library_functions() -> tuple[Function, ...]:
     """Documented functions and methods of the standard library, mpmath and SymPy, in the order of their paths."""
     roots = [Path(sysconfig.get_paths()["stdlib"]), Path(mpmath.__file__).parent]
-    roots += [Path(sympy.__file__).parent / part for part in ("ntheory", "utilities", "combinatorics", "discrete", "crypto", "geometry")]
+    roots += [
+        Path(sympy.__file__).parent / part
+        for part in ("ntheory", "utilities", "combinatorics", "discrete", "crypto", "geometry")
+    ]
     found: list[Function] = []
     for root in roots:
         for path in sorted(root.rglob("*.py")):
@@ -105,8 +113,7 @@ def shuffled(items: list[str], rng: Random) -> list[str]:
 
 def slug(text: str, words: int) -> str:
     """A function name from the content words of a description."""
-    small = set("given that this with from what which your into have each their and the are for number how does can you will task function".split())
-    content = [word for word in re.findall(r"[a-z]+", text.lower()) if len(word) > 3 and word not in small]
+    content = [word for word in re.findall(r"[a-z]+", text.lower()) if len(word) > 3 and word not in COMMON_WORDS]
     return "_".join(list(dict.fromkeys(content))[:words])
 
 
@@ -132,8 +139,12 @@ def task_requests(rng: Random) -> Iterator[str]:
         if len(sentences) > 1:
             texts += [" ".join(sentences[:-1]), " ".join(sentences[1:])]
         texts += [opening(function.docstring, 400) for function in record.functions if len(function.docstring) > 40]
-        texts += [f"{opening(function.docstring, 300)}\n\nThe function is called `{function.name}({parameters_of(function)})`."
-                  for function in record.functions if len(function.docstring) > 40]
+        texts += [
+            f"{opening(function.docstring, 300)}\n\n"
+            f"The function is called `{function.name}({parameters_of(function)})`."
+            for function in record.functions
+            if len(function.docstring) > 40
+        ]
     texts += [opening(function.docstring, 400) for function in library_functions()]
     yield from (TASK_LEAD + text for text in shuffled(texts, rng) if len(text) > 40)
 
@@ -141,7 +152,9 @@ def task_requests(rng: Random) -> Iterator[str]:
 def composed_tasks(rng: Random) -> Iterator[str]:
     """Endless requests in CodeI/O's wording for composed tasks."""
     for task in tasks(rng):
-        kind = {"List[int]": "a list of integers", "str": "a string", "List[str]": "a list of words"}.get(task.annotations[0], "a list of lists of integers")
+        kind = {"List[int]": "a list of integers", "str": "a string", "List[str]": "a list of words"}.get(
+            task.annotations[0], "a list of lists of integers"
+        )
         given = task.sample(rng)
         example = rng.choice(["", "", f" For `{given!r}` the result is `{task.solve(given)!r}`."])
         yield f"{TASK_LEAD}You are given {kind} `{task.argument}`. {task.wording}{example}"
@@ -156,31 +169,48 @@ def composed_completions(rng: Random) -> Iterator[str]:
 def completion(signature: str, docstring: str, rng: Random) -> str:
     """A completion request: an empty line or two, the signature, the docstring."""
     body = textwrap.indent(docstring.strip(), "    ").strip()
-    return f"{COMPLETE_LEAD}```python\n{rng.choice(['', chr(10), chr(10) * 2])}{signature}\n    \"\"\"{rng.choice(['', ' '])}{body}\n    \"\"\"\n```"
+    above, gap = rng.choice(["", "\n", "\n\n"]), rng.choice(["", " "])
+    return f'{COMPLETE_LEAD}```python\n{above}{signature}\n    """{gap}{body}\n    """\n```'
 
 
 def completions(rng: Random) -> Iterator[str]:
     """Completion requests for documented functions and for CodeI/O's main functions under names of their own."""
     found = [function for record in records() for function in record.functions] + list(library_functions())
-    texts = [completion(function.signature, opening(function.docstring), rng)
-             for function in found if len(function.docstring) > 20 and not function.is_method]
+    texts = [
+        completion(function.signature, opening(function.docstring), rng)
+        for function in found
+        if len(function.docstring) > 20 and not function.is_method
+    ]
     for record in records():
         main = main_function(record)
         if main is not None:
             name, task = slug(record.task, rng.randint(2, 4)), textwrap.fill(record.task, 80)
             texts.append(completion(main.signature.replace("main_solution", name), task, rng))
-            texts.append(completion(f"def {slug(record.task, 2)}({parameters_of(main)}):", f"{task}\n\n{record.parameters}", rng))
+            texts.append(
+                completion(f"def {slug(record.task, 2)}({parameters_of(main)}):", f"{task}\n\n{record.parameters}", rng)
+            )
     yield from shuffled(texts, rng)
 
 
 ABOUT_A_FUNCTION = [
-    "Explain what this Python function does.", "What does the following function return, and how does it get there?",
-    "Describe the following code step by step.", "Write a docstring for this function.", "Write three unit tests for this function.",
-    "Is there a bug in this function? If so, correct it.", "Rewrite this function so that it is easier to read.",
-    "Add type annotations to this function.", "What is the time complexity of this function?", "Translate this Python function to JavaScript.",
-    "Translate this Python function to C++.", "Suggest a better name for this function and say why.", "Which inputs would make this function fail?",
-    "Add comments to this code.", "Summarise this code in one sentence.", "Show an example call of this function and its result.",
-    "How could this function be made faster?", "Add error handling to this function.",
+    "Explain what this Python function does.",
+    "What does the following function return, and how does it get there?",
+    "Describe the following code step by step.",
+    "Write a docstring for this function.",
+    "Write three unit tests for this function.",
+    "Is there a bug in this function? If so, correct it.",
+    "Rewrite this function so that it is easier to read.",
+    "Add type annotations to this function.",
+    "What is the time complexity of this function?",
+    "Translate this Python function to JavaScript.",
+    "Translate this Python function to C++.",
+    "Suggest a better name for this function and say why.",
+    "Which inputs would make this function fail?",
+    "Add comments to this code.",
+    "Summarise this code in one sentence.",
+    "Show an example call of this function and its result.",
+    "How could this function be made faster?",
+    "Add error handling to this function.",
 ]
 
 
@@ -193,9 +223,12 @@ def code_questions(rng: Random) -> Iterator[str]:
 
 
 OTHER_WORDINGS = [
-    "Write a {language} program for the following problem.\n\n{task}", "How would you solve this problem in {language}?\n\n{task}",
-    "Implement a function in {language}: {task}", "Describe an algorithm, without code, for this problem.\n\n{task}",
-    "{task}\n\nGive a short solution in {language} and its time complexity.", "Give pseudocode for the following. {task}",
+    "Write a {language} program for the following problem.\n\n{task}",
+    "How would you solve this problem in {language}?\n\n{task}",
+    "Implement a function in {language}: {task}",
+    "Describe an algorithm, without code, for this problem.\n\n{task}",
+    "{task}\n\nGive a short solution in {language} and its time complexity.",
+    "Give pseudocode for the following. {task}",
 ]
 
 

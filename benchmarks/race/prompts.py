@@ -3,9 +3,10 @@
     python benchmarks/race/prompts.py --out prompts.jsonl --count 60000 --seed 1 --exclude train.jsonl \
         --withhold held.jsonl mtbench.jsonl humaneval.jsonl
 
-Needs `pip install reasoning-gym==0.1.25 chatterbot-corpus==1.3.3`. Rows are {"messages": [one user turn], "source": ...}. The same options,
-package versions and Python give the same bytes. Texts in the files of --exclude are left out. --withhold (evaluation sets) is stricter: besides its
-texts it keeps out everything that shares ten words in a row with them, generators' fixed wording aside, and functions of the same name.
+Needs `pip install reasoning-gym==0.1.25 chatterbot-corpus==1.3.3`. A row is {"messages": [one user turn], "source"}.
+The same options, package versions and Python give the same bytes. Texts in the files of --exclude are left out.
+--withhold (evaluation sets) is stricter: besides its texts it keeps out everything that shares ten words in a row with
+them, generators' fixed wording aside, and functions of the same name.
 """
 
 import argparse
@@ -34,7 +35,7 @@ PATIENCE = 3000  # prompts refused in a row after which a family counts as exhau
 
 @dataclass(frozen=True)
 class Family:
-    """One source of prompts with its share of the whole; `guarded` families are compared with withheld texts by shingles."""
+    """One source of prompts with its share of the whole; `guarded`: compared with withheld texts by shingles."""
 
     source: str
     share: float
@@ -73,24 +74,34 @@ class Filter:
 
 def families() -> list[Family]:
     """All families; shares add up to one. Endless ones take over what finite ones lack."""
-    race = [Family(f"rg:{name}", 0.31 / len(RACE_GENERATORS), partial(generator_questions, name), False) for name in RACE_GENERATORS]
-    more = [Family(f"rg:{name}", 0.03 / len(OTHER_GENERATORS), partial(generator_questions, name), False) for name in OTHER_GENERATORS]
-    return race + more + [
-        Family("codeio", 0.16, functions.task_requests),
-        Family("codeio", 0.02, functions.composed_tasks),
-        Family("code:question", 0.04, functions.code_questions),
-        Family("code:request", 0.03, functions.code_requests),
-        Family("code:complete", 0.12, functions.completions),
-        Family("code:compose", 0.05, functions.composed_completions),
-        Family("chat", 0.015, questions.utterances),
-        Family("chat", 0.045, questions.short_chat),
-        Family("open:writing", 0.04, questions.writing),
-        Family("open:roleplay", 0.03, questions.roleplay),
-        Family("open:explaining", 0.065, questions.explaining),
-        Family("open:extraction", 0.02, questions.record_questions),
-        Family("open:passage", 0.01, questions.passages),
-        Family("open:reasoning", 0.02, questions.sums),
+    race = [
+        Family(f"rg:{name}", 0.31 / len(RACE_GENERATORS), partial(generator_questions, name), False)
+        for name in RACE_GENERATORS
     ]
+    more = [
+        Family(f"rg:{name}", 0.03 / len(OTHER_GENERATORS), partial(generator_questions, name), False)
+        for name in OTHER_GENERATORS
+    ]
+    return (
+        race
+        + more
+        + [
+            Family("codeio", 0.16, functions.task_requests),
+            Family("codeio", 0.02, functions.composed_tasks),
+            Family("code:question", 0.04, functions.code_questions),
+            Family("code:request", 0.03, functions.code_requests),
+            Family("code:complete", 0.12, functions.completions),
+            Family("code:compose", 0.05, functions.composed_completions),
+            Family("chat", 0.015, questions.utterances),
+            Family("chat", 0.045, questions.short_chat),
+            Family("open:writing", 0.04, questions.writing),
+            Family("open:roleplay", 0.03, questions.roleplay),
+            Family("open:explaining", 0.065, questions.explaining),
+            Family("open:extraction", 0.02, questions.record_questions),
+            Family("open:passage", 0.01, questions.passages),
+            Family("open:reasoning", 0.02, questions.sums),
+        ]
+    )
 
 
 def plain(text: str) -> str:
@@ -132,7 +143,7 @@ def take(family: Family, want: int, prompts: Iterator[str], sieve: Filter) -> li
 
 
 def gather(count: int, seed: int, sieve: Filter) -> list[tuple[str, str]]:
-    """(source, text) pairs, `count` of them in random order; what a family lacks is shared out among those not exhausted."""
+    """(source, text) pairs, `count` of them in random order; what a family lacks is shared out among the others."""
     opened = [(family, family.prompts(Random(f"{seed} {index}"))) for index, family in enumerate(families())]
     pairs: list[tuple[str, str]] = []
     while opened and len(pairs) < count:
@@ -158,7 +169,11 @@ def report(pairs: list[tuple[str, str]], dropped: Counter[str], tokens_of: Calla
         own = lengths[source]
         table.add_row(source, f"{len(own):,}", f"{len(own) / len(pairs):.1%}", f"{sum(own) / len(own):.0f}")
     console = Console(width=100)
-    console.print(table, f"{len(pairs):,} prompts; dropped: " + ", ".join(f"{name} {number:,}" for name, number in sorted(dropped.items())))
+    console.print(
+        table,
+        f"{len(pairs):,} prompts; dropped: "
+        + ", ".join(f"{name} {number:,}" for name, number in sorted(dropped.items())),
+    )
 
 
 def main() -> None:
@@ -167,7 +182,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--exclude", type=Path, nargs="+", default=[], help="JSONL files whose prompts are left out")
-    parser.add_argument("--withhold", type=Path, nargs="+", default=[], help="evaluation sets: no shared wording either")
+    parser.add_argument(
+        "--withhold", type=Path, nargs="+", default=[], help="evaluation sets: no shared wording either"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokenizer", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--max-tokens", type=int, default=400, help="longest prompt, before the chat template")
@@ -182,7 +199,10 @@ def main() -> None:
     pairs = gather(options.count, options.seed, sieve)
     with options.out.open("w", encoding="utf-8") as out:
         for source, text in pairs:
-            out.write(json.dumps({"messages": [{"role": "user", "content": text}], "source": source}, ensure_ascii=False) + "\n")
+            out.write(
+                json.dumps({"messages": [{"role": "user", "content": text}], "source": source}, ensure_ascii=False)
+                + "\n"
+            )
     report(pairs, sieve.dropped, sieve.tokens_of)
 
 
