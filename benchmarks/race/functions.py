@@ -26,6 +26,7 @@ COMPLETE_LEAD = "Complete this Python function.\n\n"
 COMMON_WORDS = frozenset(
     "given that this with from what which your into have each their number does will task function".split()  # noqa: SIM905
 )
+MAIN = "main_solution"  # what CodeI/O calls every entry point
 SKIPPED_FOLDERS = {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "__pycache__", "ensurepip"}
 
 
@@ -67,8 +68,8 @@ def functions_in(source: str) -> Iterator[Function]:
 
 
 @cache
-def records() -> tuple[Record, ...]:
-    """All CodeI/O problems of reasoning-gym."""
+def records(withheld: frozenset[str]) -> tuple[Record, ...]:
+    """CodeI/O problems of reasoning-gym. Of one that a withheld prompt asks for neither task nor code is used."""
     with gzip.open(get_data_file_path("codeio.jsonl.gz"), "rt", encoding="utf-8") as rows:
         loaded = [json.loads(row) for row in rows]
     return tuple(
@@ -76,6 +77,7 @@ def records() -> tuple[Record, ...]:
             row["task_description"].strip(), row["input_output_spec"].strip(), tuple(functions_in(row["code_sample"]))
         )
         for row in loaded
+        if TASK_LEAD + row["task_description"].strip() not in withheld
     )
 
 
@@ -125,13 +127,13 @@ def parameters_of(function: Function) -> str:
 
 def main_function(record: Record) -> Function | None:
     """The entry point of a problem's reference code."""
-    return next((function for function in record.functions if function.name == "main_solution"), None)
+    return next((function for function in record.functions if function.name == MAIN), None)
 
 
-def task_requests(rng: Random) -> Iterator[str]:
+def task_requests(withheld: frozenset[str], rng: Random) -> Iterator[str]:
     """Requests in CodeI/O's wording: with the parameters, shortened, for helper functions and for library functions."""
     texts: list[str] = []
-    for record in records():
+    for record in records(withheld):
         main, sentences = main_function(record), re.split(r"(?<=[.?!]) ", record.task)
         texts += [record.task, f"{record.task}\n\n{record.parameters}"]
         if main is not None:
@@ -143,7 +145,7 @@ def task_requests(rng: Random) -> Iterator[str]:
             f"{opening(function.docstring, 300)}\n\n"
             f"The function is called `{function.name}({parameters_of(function)})`."
             for function in record.functions
-            if len(function.docstring) > 40
+            if len(function.docstring) > 40 and function.name != MAIN
         ]
     texts += [opening(function.docstring, 400) for function in library_functions()]
     yield from (TASK_LEAD + text for text in shuffled(texts, rng) if len(text) > 40)
@@ -173,19 +175,19 @@ def completion(signature: str, docstring: str, rng: Random) -> str:
     return f'{COMPLETE_LEAD}```python\n{above}{signature}\n    """{gap}{body}\n    """\n```'
 
 
-def completions(rng: Random) -> Iterator[str]:
+def completions(withheld: frozenset[str], rng: Random) -> Iterator[str]:
     """Completion requests for documented functions and for CodeI/O's main functions under names of their own."""
-    found = [function for record in records() for function in record.functions] + list(library_functions())
+    found = [function for record in records(withheld) for function in record.functions] + list(library_functions())
     texts = [
         completion(function.signature, opening(function.docstring), rng)
         for function in found
-        if len(function.docstring) > 20 and not function.is_method
+        if len(function.docstring) > 20 and not function.is_method and function.name != MAIN
     ]
-    for record in records():
+    for record in records(withheld):
         main = main_function(record)
         if main is not None:
             name, task = slug(record.task, rng.randint(2, 4)), textwrap.fill(record.task, 80)
-            texts.append(completion(main.signature.replace("main_solution", name), task, rng))
+            texts.append(completion(main.signature.replace(MAIN, name), task, rng))
             texts.append(
                 completion(f"def {slug(record.task, 2)}({parameters_of(main)}):", f"{task}\n\n{record.parameters}", rng)
             )
@@ -214,9 +216,9 @@ ABOUT_A_FUNCTION = [
 ]
 
 
-def code_questions(rng: Random) -> Iterator[str]:
+def code_questions(withheld: frozenset[str], rng: Random) -> Iterator[str]:
     """Questions about a function that is shown: explain, test, correct, translate, improve."""
-    found = [function for record in records() for function in record.functions] + list(library_functions())
+    found = [function for record in records(withheld) for function in record.functions] + list(library_functions())
     shown = [function.source for function in found if 120 < len(function.source) < LONGEST_CHARS]
     for source in shuffled(shown, rng):
         yield f"{rng.choice(ABOUT_A_FUNCTION)}\n\n```python\n{source}\n```"
@@ -232,9 +234,9 @@ OTHER_WORDINGS = [
 ]
 
 
-def code_requests(rng: Random) -> Iterator[str]:
+def code_requests(withheld: frozenset[str], rng: Random) -> Iterator[str]:
     """Endless: programming tasks in other words and other languages."""
     languages = ["C++", "Java", "JavaScript", "Go", "Rust", "C", "Python", "Python", "TypeScript", "SQL or Python"]
     for task in tasks(rng):
-        text = rng.choice(records()).task if rng.random() < 0.7 else task.wording
+        text = rng.choice(records(withheld)).task if rng.random() < 0.7 else task.wording
         yield rng.choice(OTHER_WORDINGS).format(language=rng.choice(languages), task=text)

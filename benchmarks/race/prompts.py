@@ -6,7 +6,7 @@
 Needs `pip install reasoning-gym==0.1.25 chatterbot-corpus==1.3.3`. A row is {"messages": [one user turn], "source"}.
 The same options, package versions and Python give the same bytes. Texts in the files of --exclude are left out.
 --withhold (evaluation sets) is stricter: besides its texts it keeps out everything that shares ten words in a row with
-them, generators' fixed wording aside, and functions of the same name.
+them, generators' fixed wording aside, functions of the same name, and all that is made of a CodeI/O problem in them.
 """
 
 import argparse
@@ -72,7 +72,7 @@ class Filter:
         return True
 
 
-def families() -> list[Family]:
+def families(withheld: frozenset[str]) -> list[Family]:
     """All families; shares add up to one. Endless ones take over what finite ones lack."""
     race = [
         Family(f"rg:{name}", 0.31 / len(RACE_GENERATORS), partial(generator_questions, name), False)
@@ -86,11 +86,11 @@ def families() -> list[Family]:
         race
         + more
         + [
-            Family("codeio", 0.16, functions.task_requests),
+            Family("codeio", 0.16, partial(functions.task_requests, withheld)),
             Family("codeio", 0.02, functions.composed_tasks),
-            Family("code:question", 0.04, functions.code_questions),
-            Family("code:request", 0.03, functions.code_requests),
-            Family("code:complete", 0.12, functions.completions),
+            Family("code:question", 0.04, partial(functions.code_questions, withheld)),
+            Family("code:request", 0.03, partial(functions.code_requests, withheld)),
+            Family("code:complete", 0.12, partial(functions.completions, withheld)),
             Family("code:compose", 0.05, functions.composed_completions),
             Family("chat", 0.015, questions.utterances),
             Family("chat", 0.045, questions.short_chat),
@@ -142,9 +142,9 @@ def take(family: Family, want: int, prompts: Iterator[str], sieve: Filter) -> li
     return kept
 
 
-def gather(count: int, seed: int, sieve: Filter) -> list[tuple[str, str]]:
+def gather(count: int, seed: int, withheld: frozenset[str], sieve: Filter) -> list[tuple[str, str]]:
     """(source, text) pairs, `count` of them in random order; what a family lacks is shared out among the others."""
-    opened = [(family, family.prompts(Random(f"{seed} {index}"))) for index, family in enumerate(families())]
+    opened = [(family, family.prompts(Random(f"{seed} {index}"))) for index, family in enumerate(families(withheld))]
     pairs: list[tuple[str, str]] = []
     while opened and len(pairs) < count:
         missing, total, going = count - len(pairs), sum(family.share for family, _ in opened), []
@@ -193,10 +193,11 @@ def main() -> None:
     sieve = Filter(lambda text: len(tokenizer.tokenize(text)), options.max_tokens)
     for path in options.exclude + options.withhold:
         sieve.seen.update(map(plain, requests_in(path)))
-    for text in (text for path in options.withhold for text in requests_in(path)):
+    withheld = frozenset(text for path in options.withhold for text in requests_in(path))
+    for text in withheld:
         sieve.shingles.update(shingles_of(text))
         sieve.names.update(defined_in(text))
-    pairs = gather(options.count, options.seed, sieve)
+    pairs = gather(options.count, options.seed, withheld, sieve)
     with options.out.open("w", encoding="utf-8") as out:
         for source, text in pairs:
             out.write(
