@@ -12,6 +12,7 @@ them, generators' fixed wording aside, functions of the same name, and all that 
 import argparse
 import json
 import os
+import random
 import re
 import sys
 from collections import Counter
@@ -197,6 +198,7 @@ def main() -> None:
     for text in withheld:
         sieve.shingles.update(shingles_of(text))
         sieve.names.update(defined_in(text))
+    random.seed(options.seed)  # reasoning-gym's list_functions draws from the module's generator in places
     pairs = gather(options.count, options.seed, withheld, sieve)
     with options.out.open("w", encoding="utf-8") as out:
         for source, text in pairs:
