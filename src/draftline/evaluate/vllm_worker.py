@@ -43,13 +43,14 @@ def make_engine(job: Job) -> Any:
     )
 
 
-def sampling_params(job: Job, limit: int) -> Any:
+def sampling_params(job: Job, limit: int, number: int) -> Any:
+    """number: the prompt's; each draws from a seed of its own, or equal noise would tie their answers together."""
     from vllm import SamplingParams
 
     return SamplingParams(
         max_tokens=limit,
         temperature=job["temperature"],
-        seed=job["seed"],
+        seed=job["seed"] + number,
         stop_token_ids=job["stop_token_ids"],
         detokenize=False,
     )
@@ -75,10 +76,10 @@ def run(job: Job) -> dict[str, Any]:
     import vllm
 
     engine = make_engine(job)
-    generate(engine, job["prompts"][0], sampling_params(job, WARM_UP_TOKENS))
+    generate(engine, job["prompts"][0], sampling_params(job, WARM_UP_TOKENS, 0))
     before, started_s = counters(engine), time.perf_counter()
-    sampling = sampling_params(job, job["max_new_tokens"])
-    answers = [generate(engine, prompt, sampling) for prompt in job["prompts"]]
+    limit = job["max_new_tokens"]
+    answers = [generate(engine, prompt, sampling_params(job, limit, i)) for i, prompt in enumerate(job["prompts"])]
     seconds = time.perf_counter() - started_s
     moved = {name: [a - b for a, b in zip(now, before[name], strict=True)] for name, now in counters(engine).items()}
     return {"answers": answers, "seconds": seconds, "counters": moved, "vllm": vllm.__version__}
