@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from dense import DenseDrafter, speculate
+from dense import Counts, DenseDrafter, speculate
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -29,7 +29,8 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(not INTERPRETER, reason="DRAFTLINE_VLLM_PYTHON does not name an interpreter that has vLLM"),
 ]
-LIMIT = 32
+LIMIT = 24
+Prompts = tuple[tuple[int, ...], ...]
 GREEDY = Decoding(
     max_new_tokens=LIMIT, temperature=0.0, stop_token_ids=(), dtype="float32", seed=0, compare_plain=False
 )
@@ -88,13 +89,26 @@ def random_weights(spec: DrafterSpec, spread: float) -> dict[str, Tensor]:
     }
 
 
-def random_prompts(vocab_size: int) -> tuple[tuple[int, ...], ...]:
+def random_prompts(vocab_size: int) -> Prompts:
     numbers = random.Random(0)
     return tuple(tuple(numbers.randrange(vocab_size) for _ in range(length)) for length in (3, 17, 40))
 
 
-def serve(target: str, draft: Path, vocab_size: int, **changes: Any) -> EvalReport:
-    served = Served(target, None, random_prompts(vocab_size), "random", None)
+def comparable_prompts(target: PreTrainedModel, drafter: DenseDrafter, count: int) -> tuple[Prompts, Counts]:
+    """Random prompts of 3 to 40 tokens on which no draft hangs on rounding, and what the definition accepts on them."""
+    numbers, prompts = random.Random(0), list[tuple[int, ...]]()
+    total = Counts([], 0, [0] * (drafter.spec.block_size - 1))
+    while len(prompts) < count:
+        prompt = [numbers.randrange(drafter.spec.vocab_size) for _ in range(numbers.randint(3, 40))]
+        found = speculate(target, drafter, prompt, LIMIT)
+        if found is not None:
+            prompts.append(tuple(prompt))
+            total.add(found)
+    return tuple(prompts), total
+
+
+def serve(target: str, draft: Path, prompts: Prompts, **changes: Any) -> EvalReport:
+    served = Served(target, None, prompts, "random", None)
     return evaluate_with_vllm(INTERPRETER, draft, served, replace(GREEDY, **changes))
 
 
@@ -131,13 +145,13 @@ def test_vllm_accepts_exactly_what_the_definition_accepts(tmp_path: Path, case: 
     else:
         write_reference(draft, spec, weights, torch.float32)
     exact = DenseDrafter(spec, {k: v.double() for k, v in weights.items()}, embedding.double(), embedding.double())
-    wanted = speculate(target.double(), exact, [list(p) for p in random_prompts(4)], LIMIT)
-    report = serve(str(tmp_path / "target"), draft, 4)
+    prompts, wanted = comparable_prompts(target.double(), exact, count=4)
+    report = serve(str(tmp_path / "target"), draft, prompts)
     assert sum(wanted.accepted_per_slot) >= 8  # or the test would say little
     assert report.verify_steps == wanted.drafts
     assert [round(share * report.verify_steps) for share in report.slot_acceptance] == wanted.accepted_per_slot
     assert report.tau == pytest.approx(1 + sum(wanted.accepted_per_slot) / wanted.drafts)
-    assert report.tokens == 3 * LIMIT
+    assert report.tokens == 4 * LIMIT
 
 
 def test_text_equals_plain_decoding(tmp_path: Path) -> None:
@@ -146,7 +160,7 @@ def test_text_equals_plain_decoding(tmp_path: Path) -> None:
     target = random_target(tmp_path / "target", vocab_size=2048)
     spec = spec_for(target.config, mask_token_id=5)
     write_reference(tmp_path, spec, random_weights(spec, spread=0.02), torch.float32)
-    report = serve(str(tmp_path / "target"), tmp_path, 2048, compare_plain=True)
+    report = serve(str(tmp_path / "target"), tmp_path, random_prompts(2048), compare_plain=True)
     assert report.same_text_share == 1.0
     assert 1.0 <= report.tau < 1.1
     assert report.plain_tokens_per_s is not None and report.plain_tokens_per_s > 0
@@ -156,7 +170,7 @@ def test_text_equals_plain_decoding(tmp_path: Path) -> None:
 def test_a_trained_target_keeps_its_text(tmp_path: Path) -> None:
     spec = spec_for(AutoConfig.from_pretrained(REAL_TARGET), mask_token_id=3)
     write_reference(tmp_path, spec, random_weights(spec, spread=0.02), torch.float32)
-    report = serve(REAL_TARGET, tmp_path, spec.vocab_size, compare_plain=True)
+    report = serve(REAL_TARGET, tmp_path, random_prompts(spec.vocab_size), compare_plain=True)
     assert report.same_text_share == 1.0
     assert 1.0 <= report.tau < 1.1
 
@@ -166,7 +180,7 @@ def test_sampling_is_served(tmp_path: Path) -> None:
     target = random_target(tmp_path / "target", vocab_size=2048)
     spec = spec_for(target.config, mask_token_id=5)
     write_reference(tmp_path, spec, random_weights(spec, spread=0.02), torch.float32)
-    report = serve(str(tmp_path / "target"), tmp_path, 2048, temperature=1.0)
+    report = serve(str(tmp_path / "target"), tmp_path, random_prompts(2048), temperature=1.0)
     assert (report.temperature, report.tokens) == (1.0, 3 * LIMIT)
     assert 1.0 <= report.tau < 1.2
 
