@@ -3,8 +3,8 @@
 The independent reference for what a serving engine does with an exported folder. Everything is recomputed in float64
 at every step, so a fault in a cache, a position or a mask on either side shows as different counts.
 
-vLLM's float32 kernels on a CPU were seen to turn a decision with a logit gap of 0.013, so a prompt on which a draft hangs
-on less than `SMALLEST_GAP` compares nothing and is left out.
+vLLM's float32 kernels on a CPU were seen to turn a decision with a logit gap of 0.013, so a prompt on which a draft
+hangs on less than `SMALLEST_GAP` compares nothing and is left out.
 """
 
 from dataclasses import dataclass

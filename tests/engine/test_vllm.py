@@ -16,7 +16,7 @@ from dense import Counts, DenseDrafter, speculate
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from draftline.errors import RunError
+from draftline.errors import InputError, RunError
 from draftline.evaluate.vllm_engine import Decoding, Served, evaluate_with_vllm, run_worker
 from draftline.export.layout import drafter_shapes
 from draftline.export.reference import write_reference
@@ -175,14 +175,14 @@ def test_a_trained_target_keeps_its_text(tmp_path: Path) -> None:
     assert 1.0 <= report.tau < 1.1
 
 
-def test_sampling_is_served(tmp_path: Path) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only vLLM's CPU backend samples wrongly")
+def test_sampling_on_a_cpu_is_refused(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     target = random_target(tmp_path / "target", vocab_size=2048)
     spec = spec_for(target.config, mask_token_id=5)
     write_reference(tmp_path, spec, random_weights(spec, spread=0.02), torch.float32)
-    report = serve(str(tmp_path / "target"), tmp_path, random_prompts(2048), temperature=1.0)
-    assert (report.temperature, report.tokens) == (1.0, 3 * LIMIT)
-    assert 1.0 <= report.tau < 1.2
+    with pytest.raises(InputError, match="does not keep the target's distribution"):
+        serve(str(tmp_path / "target"), tmp_path, random_prompts(2048), temperature=1.0)
 
 
 def test_the_engines_own_words_reach_the_reader(tmp_path: Path) -> None:
