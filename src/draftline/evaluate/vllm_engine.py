@@ -27,7 +27,7 @@ class Decoding:
     stop_token_ids: tuple[int, ...]
     dtype: Literal["auto", "float32", "bfloat16"]
     seed: int
-    compare_plain: bool  # decode once more without the drafter: speed-up and same_text_share
+    compare_plain: bool  # decode once more without the drafter: speed-up and, when greedy, same_text_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ def evaluate_with_vllm(interpreter: str, draft: Path, served: Served, decoding: 
     """Decode all prompts in vLLM, one at a time, and report acceptance by vLLM's own counters.
 
     interpreter: the Python that has vLLM. draft: an exported folder of either format.
-    Raises InputError when vLLM does not import there, RunError when it fails or its counters do not add up.
+    Raises InputError when vLLM does not import there or would sample wrongly (on a CPU above temperature 0), RunError
+    when it fails or its counters do not add up.
     """
     if not served.prompts or not all(served.prompts):
         raise InputError(f"{served.benchmark}: no prompts, or an empty one", "give at least one token per prompt")
@@ -70,7 +71,9 @@ def evaluate_with_vllm(interpreter: str, draft: Path, served: Served, decoding: 
         max_new_tokens=decoding.max_new_tokens,
         tokens_per_s=tokens / fast["seconds"],
         plain_tokens_per_s=count_tokens(plain) / plain["seconds"] if plain else None,
-        same_text_share=same_text_share(fast["answers"], plain["answers"]) if plain else None,
+        same_text_share=same_text_share(fast["answers"], plain["answers"])
+        if plain and not decoding.temperature
+        else None,
     )
 
 
@@ -98,19 +101,20 @@ def run_worker(interpreter: str, job: dict[str, Any]) -> Any:
     try:
         done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
     except OSError as error:
-        raise InputError(f"vLLM interpreter {interpreter}: {error.strerror}", no_vllm_remedy()) from error
+        raise InputError(f"vLLM interpreter {interpreter}: {error.strerror}", other_interpreter()) from error
     if done.returncode != 0:
         last = "\n  ".join(done.stderr.strip().splitlines()[-STDERR_LINES:])
         raise RunError(f"vLLM ended with code {done.returncode}; its last lines:\n  {last}")
     result = json.loads(done.stdout)
-    if "import_error" in result:
-        reason = result["import_error"]
-        raise InputError(f"vLLM interpreter {interpreter}: vllm does not import there: {reason}", no_vllm_remedy())
+    if "refused" in result:
+        raise InputError(f"vLLM interpreter {interpreter}: {result['refused']}", other_interpreter())
     return result
 
 
-def no_vllm_remedy() -> str:
-    return "name the Python of an environment with vLLM; scripts/setup_vllm_cpu.sh makes one for CPUs"
+def other_interpreter() -> str:
+    return (
+        "name the Python of an environment with vLLM; scripts/setup_vllm_cpu.sh makes one for CPUs, temperature 0 only"
+    )
 
 
 def acceptance(counters: dict[str, list[int]]) -> Acceptance:
