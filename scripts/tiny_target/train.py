@@ -158,11 +158,9 @@ def report(model: Qwen3ForCausalLM, options: argparse.Namespace, steps: int) -> 
             steps * options.rows * (packed != 0).sum() / len(packed)
         ),  # without padding, which is id 0
         "command": shlex.join(["python", *sys.argv]),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
     }
 
