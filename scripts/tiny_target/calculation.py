@@ -123,7 +123,8 @@ def filtered_numbers(seed: int, count: int) -> Iterator[Pair]:
 
 def weekdays(seed: int, count: int) -> Iterator[Pair]:
     for fact in facts("calendar_arithmetic", seed, count, tasks=["weekday_offset"], offset_upper_bound=80):
-        today = date.fromisoformat(fact["start_date"]).weekday()
+        start = date.fromisoformat(fact["start_date"])
+        today = start.weekday()
         days = abs(fact["offset_days"])
         forward = fact["offset_days"] > 0
         if days < 8:
@@ -131,10 +132,9 @@ def weekdays(seed: int, count: int) -> Iterator[Pair]:
         weeks, rest = divmod(days, 7)
         left = "1 day" if rest == 1 else f"{rest} days"
         then = WEEKDAYS[(today + fact["offset_days"]) % 7]
-        month = date.fromisoformat(fact["start_date"]).strftime("%B %-d")
         when = f"will it be in {days} days" if forward else f"was it {days} days ago"
         yield (
-            f"Today is {WEEKDAYS[today]}, {month}. What day of the week {when}?",
+            f"Today is {WEEKDAYS[today]}, {start:%B} {start.day}. What day of the week {when}?",
             "\n".join(
                 [
                     "A week has 7 days, so whole weeks do not change the day.",

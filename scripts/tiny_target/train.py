@@ -146,6 +146,7 @@ def report(model: Qwen3ForCausalLM, options: argparse.Namespace, steps: int) -> 
     corpus = json.loads((options.tokens / "corpus.json").read_text(encoding="utf-8"))
     train_rows = options.tokens / "train.npy"
     packed = np.load(train_rows)
+    tokens_per_row = (packed != 0).sum() / len(packed)  # id 0 pads
     return {
         "sources": corpus["sources"],
         "kinds": corpus["kinds"],
@@ -154,15 +155,11 @@ def report(model: Qwen3ForCausalLM, options: argparse.Namespace, steps: int) -> 
         "corpus_sha256": hashlib.sha256(train_rows.read_bytes()).hexdigest(),
         "parameters": model.num_parameters(),
         "steps": steps,
-        "tokens_seen": round(
-            steps * options.rows * (packed != 0).sum() / len(packed)
-        ),  # without padding, which is id 0
+        "tokens_seen": round(steps * options.rows * tokens_per_row),
         "command": shlex.join(["python", *sys.argv]),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
     }
 
