@@ -21,7 +21,7 @@ class MicroStep:
 
     loss_sum: Tensor
     weight_sum: Tensor
-    matched_sum: Tensor  # sum over kept blocks of (matched prefix + 1)
+    steps_sum: Tensor  # sum over kept blocks of 1 / (matched prefix + 1): verification steps that a token costs there
     blocks: Tensor
     slot_correct: Tensor  # [K]
     slot_count: Tensor  # [K]
@@ -30,7 +30,7 @@ class MicroStep:
         return MicroStep(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
 
     def values(self) -> tuple[Tensor, ...]:
-        return (self.loss_sum, self.weight_sum, self.matched_sum, self.blocks, self.slot_correct, self.slot_count)
+        return (self.loss_sum, self.weight_sum, self.steps_sum, self.blocks, self.slot_correct, self.slot_count)
 
 
 class DrafterStep:
@@ -104,8 +104,12 @@ def gather_teacher(final: Tensor | None, slots: SlotTargets) -> Tensor:
 
 
 def tally(loss_sum: Tensor, weight_sum: Tensor, outcome: SlotOutcome, keep: Tensor) -> MicroStep:
-    """The sums behind loss, proxy tau (matched prefix + 1 per block) and slot accuracy. outcome bool [M, K], keep [R, N]."""
+    """The sums behind loss, proxy tau and slot accuracy. outcome bool [M, K], keep [R, N].
+
+    Proxy tau is the harmonic mean of (matched prefix + 1) over blocks. Anchors are drawn evenly over tokens, while
+    decoding stops at one token in every (matched prefix + 1): a plain mean over tokens counts easy stretches too often.
+    """
     hit = outcome.correct & outcome.supervised
-    matched = hit.long().cumprod(-1).sum(-1) + 1
+    length = hit.long().cumprod(-1).sum(-1) + 1
     kept = keep.flatten()
-    return MicroStep(loss_sum, weight_sum, (matched * kept).sum(), kept.sum(), hit.sum(0), outcome.supervised.sum(0))
+    return MicroStep(loss_sum, weight_sum, (kept / length).sum(), kept.sum(), hit.sum(0), outcome.supervised.sum(0))

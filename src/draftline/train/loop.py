@@ -45,15 +45,18 @@ class Loop:
     clock: float = 0.0  # when the last report was made
 
     def run(self) -> None:
-        job, waiting = self.job, None
+        job: Job = self.job
+        waiting: Launched | None = None  # settled one step late: a GPU never idles while the host reads a step's numbers
         self.clock = time.perf_counter()
         while self.step < job.total_steps:
             if self.step and self.step % job.recipe.train.checkpoint_every == 0:
-                waiting = self.settle(waiting)
+                self.settle(waiting)
+                waiting = None
                 self.checkpoint()
             launched = self.train_step()
             job.features.prefetch((self.step + 1) * job.micro_batches_per_step)
-            waiting = self.settle(waiting) or launched  # a GPU is never idle while the host reads the step before
+            self.settle(waiting)
+            waiting = launched
             self.step += 1
         self.settle(waiting)
         self.checkpoint()
@@ -90,7 +93,7 @@ class Loop:
 
     def report(self, launched: Launched, numbers: Tensor, seconds: float) -> StepReport:
         """Turn a step's sums into its report; raises RunError where the loss or the gradient is not finite."""
-        loss_sum, weight_sum, matched, blocks, norm = numbers[:5].tolist()
+        loss_sum, weight_sum, steps_sum, blocks, norm = numbers[:5].tolist()
         correct, count = numbers[5:].chunk(2)
         if not math.isfinite(norm) or not math.isfinite(loss_sum):
             raise RunError(
@@ -101,7 +104,7 @@ class Loop:
         return StepReport(
             step=launched.step,
             loss=loss_sum / weight_sum if weight_sum else 0.0,
-            proxy_tau=matched / blocks if blocks else 0.0,
+            proxy_tau=blocks / steps_sum if blocks else 0.0,
             slot_accuracy=tuple((correct / count.clamp(min=1)).tolist()),
             blocks=int(blocks),
             tokens=launched.tokens,
@@ -155,5 +158,5 @@ class HostNumbers:
 
 
 def to_host(micro: MicroStep, norm: Tensor) -> HostNumbers:
-    single = (micro.loss_sum, micro.weight_sum, micro.matched_sum, micro.blocks, norm)
+    single = (micro.loss_sum, micro.weight_sum, micro.steps_sum, micro.blocks, norm)
     return HostNumbers(torch.cat([torch.stack([t.double() for t in single]), micro.slot_correct.double(), micro.slot_count.double()]))
