@@ -52,7 +52,7 @@ def listed(count: torch.Tensor, index: torch.Tensor) -> np.ndarray:
     return tiles
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
     rows=st.integers(1, 2),
