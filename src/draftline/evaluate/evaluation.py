@@ -70,7 +70,7 @@ def evaluate_here(request: EvalRequest, target: Target | None = None) -> Measure
     """Decode in this process, with the folder that `export` wrote."""
     target = target or load_request_target(request)
     spec, tensors = read_drafter(request.draft)
-    check_fit(request, spec, target)
+    check_fit(request.draft, spec, target)
     drafter = load_drafter(spec, tensors).to(target.device)
     task = DecodingTask(
         benchmark=request.benchmark,
@@ -98,8 +98,8 @@ def load_drafter(spec: DrafterSpec, tensors: dict[str, Any]) -> Drafter:
     return drafter.eval().requires_grad_(False)
 
 
-def check_fit(request: EvalRequest, spec: DrafterSpec, target: Target) -> None:
-    """A drafter belongs to one target: width, depth and vocabulary must agree."""
+def check_fit(draft: Path, spec: DrafterSpec, target: Target) -> str:
+    """A drafter belongs to one target: width, depth and vocabulary must agree. Returns them in words."""
     pairs = {
         "hidden_size": (spec.hidden_size, target.parts.hidden_size),
         "num_target_layers": (spec.num_target_layers, len(target.parts.layers)),
@@ -108,9 +108,10 @@ def check_fit(request: EvalRequest, spec: DrafterSpec, target: Target) -> None:
     wrong = [f"{name}: drafter {mine}, target {theirs}" for name, (mine, theirs) in pairs.items() if mine != theirs]
     if wrong:
         raise InputError(
-            f"drafter {request.draft} was not made for target {request.target}: {'; '.join(wrong)}",
+            f"drafter {draft} was not made for target {target.name}: {'; '.join(wrong)}",
             "name the target that the drafter was trained for (draftline.json says which)",
         )
+    return ", ".join(f"{name} {mine}" for name, (mine, _) in pairs.items())
 
 
 def prompt_ids(request: EvalRequest, target: Target) -> list[list[int]]:
