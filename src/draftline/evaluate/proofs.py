@@ -35,9 +35,10 @@ def prove_tensors(tensors: Mapping[str, Tensor]) -> int:
 
 
 def prove_origin(draft: Path, spec: DrafterSpec, target: Target) -> str:
-    """draftline.json beside config.json: same block size and taps, and the target and template it was trained for.
+    """draftline.json beside config.json: same block size and taps, and the template the drafter was trained with.
 
-    A tap list that is off by one fits every shape. Here it shows; without this file only by a low tau.
+    A tap list that is off by one fits every shape. Here it shows; without this file only by a low tau. Other weights
+    of the target are said and not refused: a drafter may serve a fine-tuned target, at a lower tau.
     """
     if not (draft / PROVENANCE_NAME).is_file():
         return f"no {PROVENANCE_NAME}: taps show only in tau"
@@ -54,7 +55,8 @@ def prove_origin(draft: Path, spec: DrafterSpec, target: Target) -> str:
             f"{recorded.where}: expected {'; '.join(wrong)}",
             "likely a config.json edited by hand, or a target whose template changed since training",
         )
-    return f"trained for {recorded.value('target_name')}"
+    known = recorded.value("target_revision") == target.identity
+    return f"trained for {recorded.value('target_name')}, {'these' if known else 'not these'} weights"
 
 
 def prove_rope(spec: DrafterSpec, target: Target) -> str:
