@@ -1,4 +1,4 @@
-"""The command line inside the test's own process: what a subprocess would do, without the seconds that torch takes to load."""
+"""The command line inside the test's own process: as in a subprocess, without the seconds that torch takes to load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Done:
 
 
 def draftline_here(*words: str | Path) -> Done:
-    """Run a verb through `main`. An exception that is no SystemExit is a traceback in a real process: it fails the test."""
+    """Run a verb through `main`. Any exception but SystemExit is a traceback in a real process: it fails the test."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["draftline", *map(str, words)])

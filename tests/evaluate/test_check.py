@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import open_target, save_target
-from command import Done, draftline_here
 from safetensors.torch import load_file, save_file
 
+from builders import open_target, save_target
+from command import Done, draftline_here
 from draftline.decode import models
 from draftline.decode.models import CachedTarget
 from draftline.drafter.model import Drafter
@@ -159,7 +159,7 @@ def test_a_spoilt_drafter_fails_at_its_gate(home: Path, draft: Path, gate: str, 
 
 
 def test_taps_off_by_one_show_in_tau_where_nothing_is_recorded(home: Path, draft: Path) -> None:
-    """Shapes fit and no gate can fail: a folder of others has no draftline.json, so check says that tau must show it."""
+    """Shapes fit and no gate can fail: without draftline.json only tau shows it, and check says so."""
     good = tau_of(draftline_here("check", home / "target", draft))
     change_dflash(draft, target_layer_ids=[1, 3])
     (draft / "draftline.json").unlink()

@@ -14,6 +14,7 @@ import torch
 from draftline.config import TargetSection
 from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_prompts
+from draftline.data.template import Unusable
 from draftline.decode.chain import Decoded
 from draftline.drafter.model import Drafter
 from draftline.environment import variables
@@ -24,7 +25,7 @@ from draftline.evaluate.vllm_engine import Decoding, Served, evaluate_with_vllm
 from draftline.export.folder import read_drafter
 from draftline.monitor.notices import Notices, stderr_console, stdout_console
 from draftline.monitor.progress import Progress
-from draftline.records import DrafterSpec, EvalReport
+from draftline.records import Conversation, DrafterSpec, EvalReport
 from draftline.target.load import Target, choose_device, load_target
 
 
@@ -118,7 +119,14 @@ def prompt_ids(request: EvalRequest, target: Target) -> list[list[int]]:
     """Prompts as token ids with the generation prompt, as an engine would make them."""
     longest = int(target.parts.config.max_position_embeddings)
     renderer = ChatRenderer(target.tokenizer, target.stop_ids, request.template_kwargs, longest)
-    return [renderer.prompt_ids(c.messages) for c in read_prompts(str(request.prompts), request.max_prompts)]
+    return [prompt_of(renderer, prompt) for prompt in read_prompts(str(request.prompts), request.max_prompts)]
+
+
+def prompt_of(renderer: ChatRenderer, prompt: Conversation) -> list[int]:
+    try:
+        return renderer.prompt_ids(prompt.messages)
+    except Unusable as unusable:
+        raise InputError(f"{prompt.where}: {unusable.reason}", "mend or remove that line") from unusable
 
 
 def load_request_target(request: EvalRequest) -> Target:
