@@ -1,6 +1,7 @@
 """The verbs. Each reads its words and hands over; what is heavy is imported inside the verb that needs it.
 
-Exit codes: 0 done, 1 a run that had to end or a bug (a bug shows its traceback), 2 bad input, 130 interrupted.
+Exit codes: 0 done, 1 a run that had to end or a bug (a bug shows its traceback), 2 bad input, 130 and 143 interrupted
+by SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Annotated
 import typer
 
 from draftline import __version__
-from draftline.errors import InputError, RunError
+from draftline.errors import InputError, Interrupted, RunError
 
 app = typer.Typer(
     name="draftline",
@@ -179,7 +180,7 @@ def options(
 
 def main() -> None:
     """Run a verb and end the process with the exit code the module docstring gives (typer sees to usage errors,
-    2, and interruptions, 130)."""
+    2, and interruptions where there is nothing to save, 130)."""
     try:
         app()
     except InputError as error:
@@ -188,3 +189,6 @@ def main() -> None:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except Interrupted as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

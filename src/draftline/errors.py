@@ -20,3 +20,11 @@ class InputError(PlainError):
 
 class RunError(PlainError):
     """A run that had to end though its input was well formed: exit code 1."""
+
+
+class Interrupted(PlainError):
+    """A run that saved itself and ended because a signal asked it to: exit code 128 + the signal's number."""
+
+    def __init__(self, signal_name: str, signal_number: int, remedy: str) -> None:
+        super().__init__(f"interrupted by {signal_name}", remedy)
+        self.exit_code = 128 + signal_number

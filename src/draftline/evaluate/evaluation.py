@@ -14,6 +14,7 @@ import torch
 from draftline.config import TargetSection
 from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_prompts
+from draftline.data.template import Unusable
 from draftline.decode.chain import Decoded
 from draftline.drafter.model import Drafter
 from draftline.environment import variables
@@ -24,7 +25,7 @@ from draftline.evaluate.vllm_engine import Decoding, Served, evaluate_with_vllm
 from draftline.export.folder import read_drafter
 from draftline.monitor.notices import Notices, stderr_console, stdout_console
 from draftline.monitor.progress import Progress
-from draftline.records import DrafterSpec, EvalReport
+from draftline.records import Conversation, DrafterSpec, EvalReport
 from draftline.target.load import Target, choose_device, load_target
 
 
@@ -70,7 +71,7 @@ def evaluate_here(request: EvalRequest, target: Target | None = None) -> Measure
     """Decode in this process, with the folder that `export` wrote."""
     target = target or load_request_target(request)
     spec, tensors = read_drafter(request.draft)
-    check_fit(request, spec, target)
+    check_fit(request.draft, spec, target)
     drafter = load_drafter(spec, tensors).to(target.device)
     task = DecodingTask(
         benchmark=request.benchmark,
@@ -98,8 +99,8 @@ def load_drafter(spec: DrafterSpec, tensors: dict[str, Any]) -> Drafter:
     return drafter.eval().requires_grad_(False)
 
 
-def check_fit(request: EvalRequest, spec: DrafterSpec, target: Target) -> None:
-    """A drafter belongs to one target: width, depth and vocabulary must agree."""
+def check_fit(draft: Path, spec: DrafterSpec, target: Target) -> str:
+    """A drafter belongs to one target: width, depth and vocabulary must agree. Returns them in words."""
     pairs = {
         "hidden_size": (spec.hidden_size, target.parts.hidden_size),
         "num_target_layers": (spec.num_target_layers, len(target.parts.layers)),
@@ -108,16 +109,24 @@ def check_fit(request: EvalRequest, spec: DrafterSpec, target: Target) -> None:
     wrong = [f"{name}: drafter {mine}, target {theirs}" for name, (mine, theirs) in pairs.items() if mine != theirs]
     if wrong:
         raise InputError(
-            f"drafter {request.draft} was not made for target {request.target}: {'; '.join(wrong)}",
+            f"drafter {draft} was not made for target {target.name}: {'; '.join(wrong)}",
             "name the target that the drafter was trained for (draftline.json says which)",
         )
+    return ", ".join(f"{name} {mine}" for name, (mine, _) in pairs.items())
 
 
 def prompt_ids(request: EvalRequest, target: Target) -> list[list[int]]:
     """Prompts as token ids with the generation prompt, as an engine would make them."""
     longest = int(target.parts.config.max_position_embeddings)
     renderer = ChatRenderer(target.tokenizer, target.stop_ids, request.template_kwargs, longest)
-    return [renderer.prompt_ids(c.messages) for c in read_prompts(str(request.prompts), request.max_prompts)]
+    return [prompt_of(renderer, prompt) for prompt in read_prompts(str(request.prompts), request.max_prompts)]
+
+
+def prompt_of(renderer: ChatRenderer, prompt: Conversation) -> list[int]:
+    try:
+        return renderer.prompt_ids(prompt.messages)
+    except Unusable as unusable:
+        raise InputError(f"{prompt.where}: {unusable.reason}", "mend or remove that line") from unusable
 
 
 def load_request_target(request: EvalRequest) -> Target:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from draftline.errors import InputError
+from draftline.errors import InputError, RunError
 from draftline.records import EvalReport, StepReport
 
 SCHEMA_VERSION = 1
@@ -117,7 +117,14 @@ class EventLog:
             self.write(Alarm("torn-event", evidence, "the writer died in mid-line; at most one event is lost"))
 
     def write(self, event: Event) -> None:
-        self._file.write(encode(LoggedEvent(time.time(), self.rank, event)).encode() + b"\n")
+        """Raises RunError where the disk refuses; what it took of the line is cut off when the log is next opened."""
+        line = encode(LoggedEvent(time.time(), self.rank, event)).encode() + b"\n"
+        try:
+            taken = self._file.write(line)
+        except OSError as error:
+            raise RunError(f"event log {self.path}: {error.strerror}", "free space and go on with --resume") from error
+        if taken != len(line):
+            raise RunError(f"event log {self.path}: the disk is full", "free space and go on with --resume")
 
     def close(self) -> None:
         self._file.close()

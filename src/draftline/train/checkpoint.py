@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftline.errors import InputError, RunError
+from draftline.export.layout import drafter_shapes, read_tensors
 from draftline.records import DrafterSpec
 
 PREFIX = "step-"
@@ -35,10 +37,15 @@ class Checkpoint:
         return DrafterSpec(**values | {k: tuple(values[k]) for k in ("target_layer_ids", "layer_types")})
 
     def drafter_tensors(self) -> dict[str, Tensor]:
-        return load_file(self.folder / "drafter.safetensors")
+        """Exactly the tensors of the spec. Raises InputError where the file holds others, or is not whole."""
+        return read_tensors(self.folder / "drafter.safetensors", drafter_shapes(self.spec))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        return load_file(self.folder / "optimizer.safetensors")
+        path = self.folder / "optimizer.safetensors"
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise InputError(f"{path}: not a whole safetensors file ({error})", "copy it again") from error
 
 
 def write_checkpoint(
@@ -58,11 +65,9 @@ def write_checkpoint(
         (partial / "state.json").write_text(json.dumps(state, indent=1))
         for path in (*partial.iterdir(), partial):
             sync(path)
-        if final.exists():
-            shutil.rmtree(final)
         os.replace(partial, final)
         sync(root)
-    except (OSError, RuntimeError) as error:  # safetensors reports a full disk as its own error class
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error class
         shutil.rmtree(partial, ignore_errors=True)
         raise RunError(
             f"checkpoint {final} could not be written: {error}",
@@ -95,7 +100,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """Raises InputError where the folder is not a complete checkpoint."""
     for name in ("state.json", "drafter.safetensors", "optimizer.safetensors"):
         if not (folder / name).is_file():
-            raise InputError(f"checkpoint {folder}: {name} is missing", "give a folder like RUN/checkpoints/step-0000500")
+            raise InputError(f"checkpoint {folder}: {name} is missing", "give a folder RUN/checkpoints/step-0000500")
     try:
         return Checkpoint(folder, json.loads((folder / "state.json").read_text()))
     except json.JSONDecodeError as error:
@@ -106,7 +111,9 @@ def refuse_other_identity(checkpoint: Checkpoint, identity: dict[str, Any]) -> N
     """A run goes on only with the target, taps, template, data and recipe it began with. Names every difference."""
     before = checkpoint.state["identity"]
     changed = [
-        f"{key}: checkpoint {before.get(key)!r}, now {value!r}" for key, value in identity.items() if before.get(key) != value
+        f"{key}: checkpoint {before.get(key)!r}, now {value!r}"
+        for key, value in identity.items()
+        if before.get(key) != value
     ]
     if changed:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The run folder: resolved recipe, events, checkpoints, export and summary, and the rule that no run overwrites another."""
+"""The run folder: recipe, events, checkpoints, export and summary, and the rule that no run overwrites another."""
 
 from __future__ import annotations
 
@@ -32,16 +32,24 @@ class RunFolder:
     def write_recipe(self, recipe: Recipe) -> None:
         """The resolved recipe, which trains the same run again."""
         text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
-        (self.root / "recipe.yaml").write_text(text, encoding="utf-8")
+        self.write(self.root / "recipe.yaml", text)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        (self.root / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        self.write(self.root / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def write(self, path: Path, text: str) -> None:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"{path}: {error.strerror}", "free space and go on with --resume") from error
 
 
 def open_run_folder(path: str, resume: bool) -> RunFolder:
-    """Raises InputError for a folder that holds something (without resume) or nothing to go on from (with it)."""
+    """Raises InputError for a folder that holds files (without resume), nothing to go on from (with it), or no right to
+    write."""
     folder = RunFolder(Path(path))
-    has_content = folder.root.is_dir() and any(folder.root.iterdir())
+    # a run that was refused before its first step leaves empty folders only
+    has_content = folder.root.is_dir() and any(path.is_file() for path in folder.root.rglob("*"))
     if folder.root.exists() and not folder.root.is_dir():
         raise InputError(f"train.out {path} is a file", "name a folder")
     if has_content and not resume:
@@ -53,5 +61,5 @@ def open_run_folder(path: str, resume: bool) -> RunFolder:
     try:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"train.out {path} cannot be written: {error.strerror}", "name a folder on a writable disk") from error
+        raise InputError(f"train.out {path}: {error.strerror}", "name a folder on a writable disk") from error
     return folder

@@ -30,6 +30,8 @@ from draftline.target.load import Target, choose_device, load_target
 from draftline.target.parts import prove_parts
 from draftline.train.optimizer import Optimizer
 
+TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
+
 
 @dataclass(frozen=True)
 class Job:
@@ -58,7 +60,7 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)
     per_step = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
-    total_steps = min(len(stream) // per_step, recipe.train.max_steps or len(stream))
+    total_steps = whole_steps(recipe, stream, per_step)
     loss = LossKind(recipe.loss.kind, recipe.loss.weights, recipe.gamma, recipe.loss.alpha)
     anchors = anchors_for(recipe, device)
     step = DrafterStep(drafter, target.parts.embedding, target.parts.head.weight, loss, anchors, recipe.train.seed)
@@ -75,6 +77,18 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     notices.section("drafter")
     notices.facts(derived_facts(job))
     return job
+
+
+def whole_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) -> int:
+    """Optimizer steps of the run. Raises InputError where the data does not fill a single one."""
+    steps = len(stream) // micro_batches_per_step
+    if not steps:
+        raise InputError(
+            f"data.train fills {len(stream.row_starts) - 1} packed rows in {recipe.train.epochs} epochs, and one step "
+            f"takes train.rows_per_step {recipe.train.rows_per_step}",
+            "give more data or epochs, or lower train.rows_per_step or data.sequence_length",
+        )
+    return min(steps, recipe.train.max_steps or steps)
 
 
 def feature_store(
@@ -170,19 +184,17 @@ def anchors_for(recipe: Recipe, device: torch.device) -> int:
 
 def run_identity(recipe: Recipe, target: Target, spec: DrafterSpec, stream: RowStream) -> dict[str, Any]:
     """Whatever changes the numbers of a run. A checkpoint refuses to go on where any of it differs."""
-    sections = recipe.model_dump(mode="json", include={"loss", "optim"})
+    sections = {
+        "drafter": asdict(spec) | {name: list(asdict(spec)[name]) for name in ("target_layer_ids", "layer_types")},
+        "loss": recipe.loss.model_dump(mode="json"),
+        "optim": recipe.optim.model_dump(mode="json"),
+        "train": recipe.train.model_dump(mode="json", include=TRAIN_IDENTITY),
+    }
     return {
         "target weights": target.identity,
+        "target dtype": str(target.dtype).removeprefix("torch."),
         "chat template": target.template_hash,
         "data": stream.content_hash,
-        "taps": list(spec.target_layer_ids),
-        "drafter": asdict(spec) | {"target_layer_ids": list(spec.target_layer_ids), "layer_types": list(spec.layer_types)},
-        "loss": sections["loss"],
-        "optim": sections["optim"],
-        "seed": recipe.train.seed,
-        "anchors": recipe.train.anchors,
-        "rows per step": recipe.train.rows_per_step,
-        "rows per micro-batch": recipe.train.rows_per_micro_batch,
-        "epochs, max_steps": [recipe.train.epochs, recipe.train.max_steps],
-        "sequence length": recipe.data.sequence_length,
+        "data.sequence_length": recipe.data.sequence_length,
+        **{f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()},
     }

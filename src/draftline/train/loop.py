@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from draftline.drafter.step import MicroStep
-from draftline.errors import RunError
+from draftline.errors import Interrupted, RunError
 from draftline.monitor.events import CheckpointWritten, EventLog, Step
 from draftline.monitor.progress import Progress
 from draftline.records import StepReport
 from draftline.train.checkpoint import Checkpoint, write_checkpoint
 from draftline.train.folder import RunFolder
+from draftline.train.interruption import Interruption
 from draftline.train.job import Job
 
 
@@ -43,12 +44,25 @@ class Loop:
     tokens_this_attempt: int = 0
     last_report: StepReport | None = None
     clock: float = 0.0  # when the last report was made
+    saved_step: int | None = None  # of the newest checkpoint, which is never written again
 
     def run(self) -> None:
+        """Train to the end, or to the first signal; either way the last thing is a checkpoint. Raises Interrupted."""
+        with Interruption() as interruption:
+            self.steps(interruption)
+            self.checkpoint()
+        if interruption.received is not None:
+            raise Interrupted(
+                interruption.received.name,
+                interruption.received,
+                f"checkpoint of step {self.step} of {self.job.total_steps} saved: go on with --resume",
+            )
+
+    def steps(self, interruption: Interruption) -> None:
         job: Job = self.job
-        waiting: Launched | None = None  # settled one step late: a GPU never idles while the host reads a step's numbers
+        waiting: Launched | None = None  # settled one step late: a GPU never idles while the host reads its numbers
         self.clock = time.perf_counter()
-        while self.step < job.total_steps:
+        while self.step < job.total_steps and interruption.received is None:
             if self.step and self.step % job.recipe.train.checkpoint_every == 0:
                 self.settle(waiting)
                 waiting = None
@@ -59,7 +73,6 @@ class Loop:
             waiting = launched
             self.step += 1
         self.settle(waiting)
-        self.checkpoint()
 
     def settle(self, launched: Launched | None) -> None:
         """Wait for a launched step's numbers, then report, log and show them."""
@@ -115,6 +128,8 @@ class Loop:
         )
 
     def checkpoint(self) -> None:
+        if self.step == self.saved_step:
+            return
         job, started = self.job, time.perf_counter()
         state = {
             "step": self.step,
@@ -129,12 +144,14 @@ class Loop:
             keep=job.recipe.train.keep_checkpoints,
         )  # fmt: skip
         size_bytes = sum(file.stat().st_size for file in path.iterdir())
+        self.saved_step = self.step
         self.log.write(CheckpointWritten(self.step, str(path), size_bytes, time.perf_counter() - started))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.job.drafter.load_state_dict(checkpoint.drafter_tensors())
         self.job.optimizer.load_state_tensors(checkpoint.optimizer_tensors(), checkpoint.step)
-        self.step, self.tokens = checkpoint.step, checkpoint.state["tokens"]
+        self.step = self.saved_step = checkpoint.step
+        self.tokens = checkpoint.state["tokens"]
         self.progress.done = self.step
 
 

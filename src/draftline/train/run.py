@@ -10,7 +10,7 @@ from draftline.config import Recipe
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.fingerprint import fingerprint
 from draftline.environment.switches import configure_torch
-from draftline.errors import RunError
+from draftline.errors import Interrupted, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate
 from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded, RunStarted
 from draftline.monitor.notices import Notices, stdout_console
@@ -43,7 +43,10 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
         except RunError as error:
             log.write(RunEnded("failed", error.what))
             raise
-        except KeyboardInterrupt:
+        except Interrupted as interruption:
+            log.write(RunEnded("interrupted", interruption.what))
+            raise
+        except KeyboardInterrupt:  # during export or evaluation, where nothing is left to save
             log.write(RunEnded("interrupted"))
             raise
         log.write(RunEnded("completed"))
