@@ -73,14 +73,7 @@ def evaluate_here(request: EvalRequest, target: Target | None = None) -> Measure
     spec, tensors = read_drafter(request.draft)
     check_fit(request.draft, spec, target)
     drafter = load_drafter(spec, tensors).to(target.device)
-    task = DecodingTask(
-        benchmark=request.benchmark,
-        prompts=prompt_ids(request, target),
-        max_new_tokens=request.max_new_tokens,
-        temperature=request.temperature,
-        thinking=request.thinking,
-        compare_plain=request.compare_plain,
-    )
+    task = decoding_task(request, target)
     console = stderr_console()
     with Progress("eval", len(task.prompts), console=console, every=max(1, len(task.prompts) // 4)) as progress:
 
@@ -89,6 +82,17 @@ def evaluate_here(request: EvalRequest, target: Target | None = None) -> Measure
             progress.advance(tokens=len(answer.ids), tau_here=tau)
 
         return measure(target, drafter, task, advance)
+
+
+def decoding_task(request: EvalRequest, target: Target) -> DecodingTask:
+    return DecodingTask(
+        benchmark=request.benchmark,
+        prompts=prompt_ids(request, target),
+        max_new_tokens=request.max_new_tokens,
+        temperature=request.temperature,
+        thinking=request.thinking,
+        compare_plain=request.compare_plain,
+    )
 
 
 def load_drafter(spec: DrafterSpec, tensors: dict[str, Any]) -> Drafter:
