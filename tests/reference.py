@@ -15,12 +15,17 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps)
 
 
-def rope(x: Tensor, position: int, base: float) -> Tensor:
-    """x [heads, D] at one position."""
-    half = x.shape[-1] // 2
+def rope(x: Tensor, position: int, base: float, share: float) -> Tensor:
+    """x [heads, D] at one position; only the first `share` of the D dimensions turns."""
+    half = int(x.shape[-1] * share) // 2
     angles = torch.tensor([position * base ** (-2 * i / (2 * half)) for i in range(half)], dtype=x.dtype)
-    a, b = x[:, :half], x[:, half:]
-    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1)
+    a, b, rest = x[:, :half], x[:, half : 2 * half], x[:, 2 * half :]
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(), rest], dim=-1)
+
+
+def projected(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
+    y = x @ w[name + ".weight"].T
+    return y + w[name + ".bias"] if name + ".bias" in w else y
 
 
 def block_states(state: dict[str, Tensor], spec, taps: Tensor, embeds: Tensor) -> Tensor:
@@ -30,7 +35,7 @@ def block_states(state: dict[str, Tensor], spec, taps: Tensor, embeds: Tensor) -
     """
     w = {name: value.double() for name, value in state.items()}
     heads, kv_heads, size, eps = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.rms_norm_eps
-    base = spec.rope_parameters["rope_theta"]
+    base, share = spec.rope_parameters["rope_theta"], spec.rope_parameters.get("partial_rotary_factor", 1.0)
     taps, z = taps.double(), embeds.double()
     anchor, slots = taps.shape[0], embeds.shape[0]
     c = rms(taps @ w["fc.weight"].T, w["hidden_norm.weight"], eps)
@@ -39,13 +44,13 @@ def block_states(state: dict[str, Tensor], spec, taps: Tensor, embeds: Tensor) -
         u = rms(z, w[name + "input_layernorm.weight"], eps)
         source = torch.cat([c, u])
         at = list(range(anchor)) + [anchor + j for j in range(slots)]
-        q = (u @ w[name + "self_attn.q_proj.weight"].T).view(slots, heads, size)
-        k = (source @ w[name + "self_attn.k_proj.weight"].T).view(len(at), kv_heads, size)
-        v = (source @ w[name + "self_attn.v_proj.weight"].T).view(len(at), kv_heads, size)
+        q = projected(u, w, name + "self_attn.q_proj").view(slots, heads, size)
+        k = projected(source, w, name + "self_attn.k_proj").view(len(at), kv_heads, size)
+        v = projected(source, w, name + "self_attn.v_proj").view(len(at), kv_heads, size)
         q = rms(q, w[name + "self_attn.q_norm.weight"], eps)
         k = rms(k, w[name + "self_attn.k_norm.weight"], eps)
-        q = torch.stack([rope(q[j], anchor + j, base) for j in range(slots)])
-        k = torch.stack([rope(k[n], p, base) for n, p in enumerate(at)])
+        q = torch.stack([rope(q[j], anchor + j, base, share) for j in range(slots)])
+        k = torch.stack([rope(k[n], p, base, share) for n, p in enumerate(at)])
         out = torch.zeros(slots, heads, size, dtype=torch.float64)
         sliding = spec.layer_types[i] == "sliding_attention"
         causal = spec.is_causal if spec.is_causal is not None else sliding
@@ -63,7 +68,7 @@ def block_states(state: dict[str, Tensor], spec, taps: Tensor, embeds: Tensor) -
                 scores = (k[index, g] @ q[j, h]) / math.sqrt(size)
                 rows.append(scores.softmax(0) @ v[index, g])
             out[j] = torch.stack(rows)
-        z = z + out.reshape(slots, -1) @ w[name + "self_attn.o_proj.weight"].T
+        z = z + projected(out.reshape(slots, -1), w, name + "self_attn.o_proj")
         u = rms(z, w[name + "post_attention_layernorm.weight"], eps)
         gate = u @ w[name + "mlp.gate_proj.weight"].T
         up = u @ w[name + "mlp.up_proj.weight"].T

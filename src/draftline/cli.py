@@ -91,12 +91,15 @@ def regenerate(
     out: Annotated[Path, typer.Option("--out", help="JSONL file to write; finished rows in it are kept.")],
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer in tokens.")] = 2048,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Prompts answered at a time.")] = 8,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0: greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of sampling.")] = 0,
     device: Annotated[Device, typer.Option("--device", help="auto: cuda where there is one.")] = Device.auto,
 ) -> None:
     """Let the target answer prompts: the data to train on."""
-    from draftline.train.regeneration import regenerate
+    from draftline.train.regeneration import RegenerateRequest
+    from draftline.train.regeneration import regenerate as run
 
-    regenerate(target, prompts, out, max_new_tokens=max_new_tokens, batch_size=batch_size, device=device.value)
+    run(RegenerateRequest(target, prompts, out, max_new_tokens, batch_size, temperature, seed, device.value))
 
 
 @app.command()

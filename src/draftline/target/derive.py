@@ -139,10 +139,11 @@ def free_ids(target: Target) -> list[int]:
     """Usable mask ids, best first: padding rows in ascending order, then unused special tokens in descending order."""
     tokenizer, rows = target.tokenizer, target.parts.vocab_size
     vocabulary = set(tokenizer.get_vocab().values())
-    padding = [i for i in range(max(vocabulary) + 1, rows)]
     config = target.parts.config
+    eos = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     taken = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}
-    taken |= {config.pad_token_id, config.bos_token_id} | target.stop_ids
+    taken |= {config.pad_token_id, config.bos_token_id, *eos} | target.stop_ids
+    padding = [i for i in range(max(vocabulary) + 1, rows) if i not in taken]
     template = str(tokenizer.chat_template)
     special = [
         i
