@@ -320,6 +320,7 @@ def test_what_eval_is_given(home: Path, tmp_path: Path) -> None:
 
 
 def test_eval_in_an_interpreter_without_vllm(home: Path) -> None:
+    refused(evaluate(home, engine="vllm", target=home / "wider", vllm_python=sys.executable), "was not made for target")
     refused(
         evaluate(home, engine="vllm", vllm_python="/absent/python"), "vLLM interpreter /absent/python: No such file"
     )

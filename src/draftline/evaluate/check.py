@@ -151,4 +151,4 @@ def shape_figure(spec: DrafterSpec) -> str:
 
 
 def relative_figure(error: float) -> str:
-    return f"differs by {error:.1e} of the largest value"
+    return f"relative difference {error:.1e}"

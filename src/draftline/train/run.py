@@ -36,7 +36,7 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     foresee(job, folder)
     with EventLog(folder.events) as log:
         loop = Loop(job, folder, log, Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every))
-        resumed_from = restore_newest(loop) if resume else None
+        resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
         log.write(Derived(derived_facts(job)))
@@ -63,10 +63,11 @@ def foresee(job: Job, folder: RunFolder) -> None:
         speculators_config(job.spec, job.target.dtype, job.target.name)
 
 
-def restore_newest(loop: Loop) -> int:
+def restore_newest(loop: Loop, notices: Notices) -> int:
     """Go on from the newest complete checkpoint; InputError where the run differs from the one that wrote it."""
     checkpoint = newest_checkpoint(loop.folder.checkpoints)
     if checkpoint is None:
+        notices.say(f"  {loop.folder.checkpoints} holds no checkpoint yet: from the first step")
         return 0
     refuse_other_identity(checkpoint, loop.job.identity)
     loop.restore(checkpoint)
