@@ -56,7 +56,7 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(section.path, **common)
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             section.path,
             dtype=dtype,
             use_safetensors=True,
@@ -68,6 +68,7 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
         raise InputError(
             f"target.path {section.path}: {fault(section.path, error)}", remedy_for(section.path)
         ) from error
+    model, loading = loaded
     refuse_unloaded(section.path, loading)
     refuse_empty_tokenizer(section.path, tokenizer)
     model.to(device).eval().requires_grad_(False)
