@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftline.errors import InputError
+from draftline.errors import InputError, RunError
 from draftline.monitor.events import (
     Alarm,
     CheckpointWritten,
@@ -155,3 +156,23 @@ def test_what_the_schema_does_not_say_is_refused_with_its_line(tmp_path: Path, l
 def test_a_missing_log_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         read_events(tmp_path / "none.jsonl")
+
+
+def test_a_full_disk_ends_the_log_and_the_fragment_is_cut_off_later(tmp_path: Path) -> None:
+    """Files may not grow past 200 bytes: the first event that does not fit leaves a fragment."""
+    path = tmp_path / "events.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+    try:
+        with EventLog(path) as log:
+            log.write(RunEnded("completed"))
+            with pytest.raises(RunError, match=f"event log {path}: the disk is full\n  free space and go on"):
+                log.write(RunEnded("failed", "x" * 200))
+            with pytest.raises(RunError, match=f"event log {path}: File too large"):
+                log.write(RunEnded("failed"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.stat().st_size == 200
+    with EventLog(path):
+        pass
+    assert [type(logged.event) for logged in read_events(path).events] == [RunEnded, Alarm]

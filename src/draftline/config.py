@@ -7,7 +7,7 @@ Only `target.path` and `data.train` must be given. What is None here is derived 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -17,8 +17,11 @@ from draftline.errors import InputError
 GAMMA_BY_BLOCK_SIZE = {8: 4.0, 10: 5.0, 16: 7.0}  # arXiv 2602.06036
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class TargetSection(Section):
@@ -48,7 +51,9 @@ class DataSection(Section):
 class DrafterSection(Section):
     layers: int = Field(5, ge=1)
     block_size: int = Field(16, ge=2)
-    taps: tuple[int, ...] | None = Field(None, description="0-based target layers; None: spread over the depth")
+    taps: tuple[int, ...] | None = Field(
+        None, min_length=1, description="0-based target layers; None: spread over the depth"
+    )
     tap_count: int = Field(5, ge=1, description="how many taps to spread when `taps` is not given")
     mask_token_id: int | None = Field(None, ge=0)
     hidden_size: int | None = Field(None, ge=1, description="must equal the target's: embedding and head are borrowed")
@@ -89,7 +94,7 @@ class LossSection(Section):
 
 class OptimSection(Section):
     lr: float = Field(6e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
     warmup_share: float = Field(0.04, ge=0, lt=1, description="share of all steps spent warming up")
     clip_norm: float = Field(1.0, gt=0)
@@ -215,17 +220,25 @@ def parse_recipe(tree: dict[str, Any], where: str) -> Recipe:
         raise InputError(f"recipe {where}:\n  " + "\n  ".join(lines)) from error
 
 
+RULE_OF = {  # pydantic's words for these speak of Python
+    "model_type": "a section is a mapping of keys",
+    "tuple_type": "must be a list",
+    "too_short": "the list must not be empty",
+    "invalid_key": "a key is a word",
+}
+
+
 def describe_problem(problem: Any) -> str:
     """One line for one pydantic problem: dotted path, rule, value, and the keys that exist where one is unknown."""
-    path = ".".join(str(part) for part in problem["loc"]) or "recipe"
+    path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"{path}: unknown key; allowed here: {', '.join(known_keys(problem['loc'][:-1]))}"
     if problem["type"] == "missing":
         return f"{path}: must be given"
-    rule = problem["msg"].removeprefix("Value error, ")
+    rule = RULE_OF.get(problem["type"], problem["msg"].removeprefix("Value error, "))
     hint = " (YAML reads 6e-4 as text: write 6.0e-4)" if looks_like_bare_exponent(problem["input"]) else ""
     value = "" if isinstance(problem["input"], dict) else f", got {problem['input']!r}"
-    return f"{path}: {rule}{value}{hint}"
+    return f"{path}: {rule}{value}{hint}" if path else rule
 
 
 def looks_like_bare_exponent(value: Any) -> bool:

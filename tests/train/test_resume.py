@@ -253,3 +253,12 @@ def test_a_finished_run_resumed_trains_nothing_and_writes_no_checkpoint_again(st
     assert done.code == 0, done.err
     assert "none: no step was left to do" in done.out
     assert (last.stat().st_ino, last.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_resumed_before_any_checkpoint_was_written(straight: Path, stopped: Path) -> None:
+    """A launcher restarts with --resume in any case; here it begins again, and says so."""
+    shutil.rmtree(stopped / "run" / "checkpoints" / FIRST)
+    done = draftline_here("train", stopped / "recipe.yaml", "--resume")
+    assert done.code == 0, done.err
+    assert f"{stopped / 'run' / 'checkpoints'} holds no checkpoint yet: from the first step" in done.out
+    assert_same_bits(stopped / "run" / "checkpoints" / LAST, straight / "run" / "checkpoints" / LAST)

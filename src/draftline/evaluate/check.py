@@ -9,8 +9,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from draftline.config import TargetSection
+from draftline.config import DrafterSection, TargetSection
 from draftline.data.chat import ChatRenderer
+from draftline.data.template import Unusable
 from draftline.decode.chain import Limits, Sampler, decode_plain
 from draftline.drafter.model import Drafter
 from draftline.errors import InputError
@@ -27,7 +28,7 @@ from draftline.evaluate.proofs import (
 from draftline.export.folder import detect_format, read_drafter
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.records import DrafterSpec
-from draftline.target.derive import choose_mask_id
+from draftline.target.derive import choose_mask_id, derive_spec
 from draftline.target.load import Target, choose_device, load_target
 from draftline.target.parts import prove_parts
 from draftline.target.proofs import prove_padding, prove_taps
@@ -96,6 +97,7 @@ def target_gates(target: Target, prompts: list[list[int]]) -> Iterator[Gate[Any]
     yield Gate("taps", lambda: prove_taps(target, longest), relative_figure)
     yield Gate("padding", lambda: prove_padding(target, prompts), relative_figure)
     yield Gate("mask token", lambda: describe_mask(choose_mask_id(None, target), target))
+    yield Gate("drafter shape", lambda: derive_spec(DrafterSection(), target), shape_figure)
 
 
 def folder_gates(draft: Path, spec: DrafterSpec, target: Target) -> Iterator[Gate[str]]:
@@ -108,7 +110,12 @@ def folder_gates(draft: Path, spec: DrafterSpec, target: Target) -> Iterator[Gat
 
 def prompt_ids(target: Target) -> list[list[int]]:
     renderer = ChatRenderer(target.tokenizer, target.stop_ids, {}, int(target.parts.config.max_position_embeddings))
-    return [renderer.prompt_ids([{"role": "user", "content": question}]) for question in QUESTIONS]
+    try:
+        return [renderer.prompt_ids([{"role": "user", "content": question}]) for question in QUESTIONS]
+    except Unusable as unusable:
+        raise InputError(
+            f"expected a prompt for one user turn, found {unusable.reason}", "likely a broken chat template"
+        ) from unusable
 
 
 def answered(target: Target, prompt: list[int]) -> list[int]:
@@ -139,5 +146,9 @@ def prompts_figure(prompts: list[list[int]]) -> str:
     return f"{len(prompts)} questions of {', '.join(str(len(ids)) for ids in prompts)} tokens"
 
 
+def shape_figure(spec: DrafterSpec) -> str:
+    return f"taps {list(spec.target_layer_ids)} of {spec.num_target_layers} layers, hidden {spec.hidden_size}"
+
+
 def relative_figure(error: float) -> str:
-    return f"differs by {error:.1e} of the largest value"
+    return f"relative difference {error:.1e}"

@@ -22,7 +22,7 @@ from draftline.errors import InputError
 from draftline.evaluate.decoding import DecodingTask, Measured, measure
 from draftline.evaluate.server import Requests, evaluate_server
 from draftline.evaluate.vllm_engine import Decoding, Served, evaluate_with_vllm
-from draftline.export.folder import read_drafter
+from draftline.export.folder import read_drafter, read_spec
 from draftline.monitor.notices import Notices, stderr_console, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.records import Conversation, DrafterSpec, EvalReport
@@ -140,6 +140,7 @@ def load_request_target(request: EvalRequest) -> Target:
 def evaluate_in_vllm(request: EvalRequest) -> EvalReport:
     interpreter = str(request.vllm_python or variables.vllm_python() or sys.executable)
     target = load_target(TargetSection(path=request.target), torch.device("cpu"))
+    check_fit(request.draft, read_spec(request.draft), target)
     served = Served(
         target=request.target,
         revision=None,

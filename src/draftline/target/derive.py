@@ -15,6 +15,7 @@ KNOWN_MASK_IDS = {"qwen3": 151669, "qwen3_moe": 151669, "qwen3_5": 248070, "qwen
 def derive_spec(section: DrafterSection, target: Target) -> DrafterSpec:
     """The drafter's full geometry from its recipe section and its target. Raises InputError on what cannot fit."""
     config, parts = target.parts.config, target.parts
+    refuse_other_family(config)
     if section.hidden_size not in (None, parts.hidden_size):
         raise InputError(
             f"drafter.hidden_size {section.hidden_size} differs from the target's {parts.hidden_size}",
@@ -34,7 +35,7 @@ def derive_spec(section: DrafterSection, target: Target) -> DrafterSpec:
         num_hidden_layers=section.layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=section.head_dim or target_head_dim(config),
+        head_dim=rotated_head_dim(section.head_dim or target_head_dim(config), full_attention_rope(config)),
         vocab_size=parts.vocab_size,
         block_size=section.block_size,
         mask_token_id=choose_mask_id(section.mask_token_id, target),
@@ -67,6 +68,26 @@ def checked_taps(taps: tuple[int, ...], depth: int) -> tuple[int, ...]:
             "taps are 0-based decoder layers (vLLM and speculators files hold them plus one)",
         )
     return taps
+
+
+def refuse_other_family(config: Any) -> None:
+    """What every supported family states; GPT-2, say, has neither RoPE nor grouped heads."""
+    stated = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "rms_norm_eps", "rope_parameters")
+    missing = [name for name in (*stated, "max_position_embeddings") if not hasattr(config, name)]
+    if missing:
+        raise InputError(
+            f"target family {config.model_type}: its config has no {', '.join(missing)}", "this family is not supported yet"
+        )
+
+
+def rotated_head_dim(head_dim: int, rope: dict[str, Any]) -> int:
+    """head_dim, if RoPE can turn its dimensions in pairs."""
+    rotary = int(head_dim * (rope.get("partial_rotary_factor") or 1.0))
+    if rotary < 2 or rotary % 2:
+        raise InputError(
+            f"drafter.head_dim {head_dim}: RoPE turns {rotary} of its dimensions, and must turn pairs", "give an even one"
+        )
+    return head_dim
 
 
 def target_head_dim(config: Any) -> int:

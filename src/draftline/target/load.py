@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import cached_file
 
@@ -47,16 +49,56 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
     dtype = target_dtype(section.dtype, device)
     common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     check_folder(section.path)
+    if section.revision is not None and Path(section.path).exists():
+        raise InputError(
+            f"target.revision {section.revision}: target.path {section.path} is a folder, and folders have no revisions",
+            "leave target.revision out, or give a hub id",
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(section.path, **common)
-        model = AutoModelForCausalLM.from_pretrained(section.path, dtype=dtype, use_safetensors=True, **common)
-    except (OSError, ValueError) as error:
-        raise InputError(f"target.path {section.path}: {first_lines(error)}", remedy_for(section.path)) from error
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            section.path,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are listed and refused below
+            **common,
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(
+            f"target.path {section.path}: {fault(section.path, error)}", remedy_for(section.path)
+        ) from error
+    model, loading = loaded
+    refuse_unloaded(section.path, loading)
+    refuse_empty_tokenizer(section.path, tokenizer)
     model.to(device).eval().requires_grad_(False)
     identity = weights_identity(model_folder(section))
     return Target(
         model, tokenizer, find_parts(model), section.path, identity, stop_ids(model, tokenizer), device, dtype
     )
+
+
+def refuse_unloaded(path: str, loading: Mapping[str, Any]) -> None:
+    """transformers fills what the files lack with random numbers and goes on; a target must be whole."""
+    mismatched = {
+        name: f"shape {list(found)}, not {list(wanted)}" for name, found, wanted in loading["mismatched_keys"]
+    }
+    wrong = {name: "missing" for name in loading["missing_keys"]} | mismatched
+    if wrong:
+        first = ", ".join(f"{name} ({fault})" for name, fault in sorted(wrong.items())[:8])
+        raise InputError(
+            f"target.path {path}: {len(wrong)} tensors of the model are not in its safetensors files: {first}",
+            "copy or save the whole model again; config.json must be the one of these weights",
+        )
+
+
+def refuse_empty_tokenizer(path: str, tokenizer: Any) -> None:
+    """transformers makes an empty tokenizer where a folder has no tokenizer files."""
+    words = len(tokenizer.get_vocab())
+    if words <= len(tokenizer.get_added_vocab()):
+        raise InputError(
+            f"target.path {path}: its tokenizer has no vocabulary", "put tokenizer.json and tokenizer_config.json there"
+        )
 
 
 def model_folder(section: TargetSection) -> Path:
@@ -89,7 +131,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise InputError(f"target {path}: {first_lines(error)}", remedy_for(path)) from error
+        raise InputError(f"target {path}: {fault(path, error)}", remedy_for(path)) from error
 
 
 def target_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -113,7 +155,9 @@ def check_folder(path: str) -> None:
     looks_local = folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1
     if not folder.exists():
         if looks_local:
-            raise InputError(f"target.path {path}: no such folder", "give a folder with config.json, or a hub id org/name")
+            raise InputError(
+                f"target.path {path}: no such folder", "give a folder with config.json, or a hub id org/name"
+            )
         return
     if not folder.is_dir():
         raise InputError(f"target.path {path}: is a file, not a folder", "give the folder that holds config.json")
@@ -126,8 +170,9 @@ def check_folder(path: str) -> None:
         )
 
 
-def first_lines(error: Exception) -> str:
-    return " ".join(str(error).split())[:400]
+def fault(path: str, error: Exception) -> str:
+    said = " ".join(str(error).split())[:400]
+    return said if Path(path).exists() else f"no such folder, and as a hub id: {said}"
 
 
 def remedy_for(path: str) -> str:

@@ -18,7 +18,7 @@ from draftline.target.parts import LOGIT_TOLERANCE
 
 
 def prove_taps(target: Target, ids: Sequence[int]) -> float:
-    """Capture of every layer against the target's own `hidden_states`; the largest difference, relative to each layer.
+    """Capture of every layer against the target's own `hidden_states`; the largest relative difference of a token.
 
     The tuple's entry l+1 is the output of layer l, except for the last layer, whose entry is after the final norm:
     there only the last three rules hold. All layers must be finite, not zero, and no two alike.
@@ -41,7 +41,7 @@ def prove_taps(target: Target, ids: Sequence[int]) -> float:
     if not errors[worst] <= limit:
         raise InputError(
             f"layer {worst}: expected the target's own hidden state within {limit:g}, found a difference of "
-            f"{errors[worst]:.2g} (each relative to the largest value)",
+            f"{errors[worst]:.2g} (each token's relative to its length)",
             "likely a layer whose output is not the residual stream alone: this family is not supported yet",
         )
     return errors[worst]
@@ -55,12 +55,13 @@ def prove_padding(target: Target, documents: Sequence[Sequence[int]]) -> float:
     spans = list(zip(starts, lengths, strict=True))
     flat = np.concatenate([np.array(ids) for ids in documents])
     together = FeatureCapture(target, layers, want_final=True).capture(flat, spans)
-    limit, worst = LOGIT_TOLERANCE[target.dtype], 0.0
+    limit, width, worst = LOGIT_TOLERANCE[target.dtype], target.parts.hidden_size, 0.0
     for number, ((start, length), ids) in enumerate(zip(spans, documents, strict=True)):
         alone = capture_alone(target, layers, ids)
         for padded, single in ((together.taps, alone.taps), (together.final, alone.final)):
             assert padded is not None and single is not None
-            error = relative(padded[start : start + length].float(), single.float())
+            here = padded[start : start + length].float().unflatten(-1, (-1, width))
+            error = relative(here, single.float().unflatten(-1, (-1, width)))
             if not error <= limit:
                 raise InputError(
                     f"document {number} of {len(documents)}: expected the same features padded and alone within "
@@ -98,5 +99,9 @@ def check_finite(values: Tensor, what: str) -> None:
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """Largest difference, relative to the largest expected value."""
-    return float((found - expected).abs().max() / expected.abs().max())
+    """Largest difference of two vectors [..., d], each relative to the length of the expected one.
+
+    Not relative to the largest value of all: a few tokens of most models have values a thousand times the usual ones.
+    """
+    length = torch.linalg.vector_norm(expected, dim=-1).clamp(min=torch.finfo(expected.dtype).tiny)
+    return float((torch.linalg.vector_norm(found - expected, dim=-1) / length).max())

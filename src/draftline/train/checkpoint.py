@@ -18,6 +18,7 @@ from draftline.export.layout import drafter_shapes, read_tensors
 from draftline.records import DrafterSpec
 
 PREFIX = "step-"
+STATE_KEYS = ("step", "spec", "provenance", "tokens", "identity", "recipe")
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,15 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         if not (folder / name).is_file():
             raise InputError(f"checkpoint {folder}: {name} is missing", "give a folder RUN/checkpoints/step-0000500")
     try:
-        return Checkpoint(folder, json.loads((folder / "state.json").read_text()))
-    except json.JSONDecodeError as error:
+        state = json.loads((folder / "state.json").read_text())
+    except ValueError as error:  # both UnicodeDecodeError and JSONDecodeError
         raise InputError(f"checkpoint {folder}: state.json is not valid JSON ({error})") from error
+    missing = [key for key in STATE_KEYS if not isinstance(state, dict) or key not in state]
+    if missing:
+        raise InputError(
+            f"checkpoint {folder}: state.json lacks {', '.join(missing)}", "resume or export another checkpoint"
+        )
+    return Checkpoint(folder, state)
 
 
 def refuse_other_identity(checkpoint: Checkpoint, identity: dict[str, Any]) -> None:

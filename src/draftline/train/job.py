@@ -125,12 +125,22 @@ def row_stream(recipe: Recipe, target: Target, notices: Notices) -> RowStream:
         seed=recipe.train.seed,
         epochs=recipe.train.epochs,
     )
+    refuse_unknown_ids(stream, target)
     notices.section("data")
     notices.facts(data_facts(rendered, stream))
     warning = thinking_warning(conversations, renderer)
     if warning is not None:
         notices.say(warning)
     return stream
+
+
+def refuse_unknown_ids(stream: RowStream, target: Target) -> None:
+    highest = int(stream.ids.max())
+    if highest >= target.parts.vocab_size:
+        raise InputError(
+            f"data.train holds token {highest}, and the target's embedding has {target.parts.vocab_size} rows",
+            "the tokenizer is not this target's: put the target's own tokenizer beside its weights",
+        )
 
 
 def data_facts(rendered: RenderedData, stream: RowStream) -> dict[str, Any]:

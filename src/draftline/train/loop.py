@@ -110,8 +110,8 @@ class Loop:
         correct, count = numbers[5:].chunk(2)
         if not math.isfinite(norm) or not math.isfinite(loss_sum):
             raise RunError(
-                f"step {launched.step}: loss sum {loss_sum} or gradient norm {norm} is not finite; the step was not taken",
-                f"the newest checkpoint is whole: lower optim.lr and go on with --resume (micro-batches "
+                f"step {launched.step}: loss sum {loss_sum} or gradient norm {norm} is not finite; it was not taken",
+                f"start a new run with a lower optim.lr, in another train.out (micro-batches "
                 f"{launched.step * self.job.micro_batches_per_step} onward hold the rows)",
             )
         return StepReport(

@@ -10,8 +10,9 @@ from draftline.config import Recipe
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.fingerprint import fingerprint
 from draftline.environment.switches import configure_torch
-from draftline.errors import Interrupted, RunError
-from draftline.evaluate.evaluation import EvalRequest, evaluate
+from draftline.errors import Interrupted, PlainError, RunError
+from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
+from draftline.export.speculators import speculators_config
 from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded, RunStarted
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
@@ -32,19 +33,20 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     use_compile_cache()
     notices = Notices(stdout_console())
     job = assemble(recipe, notices)
+    foresee(job, folder)
     with EventLog(folder.events) as log:
         loop = Loop(job, folder, log, Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every))
-        resumed_from = restore_newest(loop) if resume else None
+        resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
         log.write(Derived(derived_facts(job)))
         try:
             summary = finish(loop, notices)
-        except RunError as error:
-            log.write(RunEnded("failed", error.what))
-            raise
         except Interrupted as interruption:
             log.write(RunEnded("interrupted", interruption.what))
+            raise
+        except PlainError as error:
+            log.write(RunEnded("failed", error.what))
             raise
         except KeyboardInterrupt:  # during export or evaluation, where nothing is left to save
             log.write(RunEnded("interrupted"))
@@ -53,10 +55,19 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     return summary
 
 
-def restore_newest(loop: Loop) -> int:
+def foresee(job: Job, folder: RunFolder) -> None:
+    """Raise now the InputErrors that would otherwise come after training: of the prompts and of the export's format."""
+    if job.recipe.eval.prompts is not None:
+        prompt_ids(eval_request(job.recipe, folder, Path(job.recipe.eval.prompts)), job.target)
+    if job.recipe.export.format == "speculators":
+        speculators_config(job.spec, job.target.dtype, job.target.name)
+
+
+def restore_newest(loop: Loop, notices: Notices) -> int:
     """Go on from the newest complete checkpoint; InputError where the run differs from the one that wrote it."""
     checkpoint = newest_checkpoint(loop.folder.checkpoints)
     if checkpoint is None:
+        notices.say(f"  {loop.folder.checkpoints} holds no checkpoint yet: from the first step")
         return 0
     refuse_other_identity(checkpoint, loop.job.identity)
     loop.restore(checkpoint)
@@ -87,18 +98,21 @@ def evaluate_export(job: Job, folder: RunFolder, log: EventLog) -> list[EvalRepo
     recipe = job.recipe
     if recipe.eval.prompts is None:
         return []
-    request = EvalRequest(
+    report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), job.target)
+    log.write(Evaluation(report))
+    return [report]
+
+
+def eval_request(recipe: Recipe, folder: RunFolder, prompts: Path) -> EvalRequest:
+    return EvalRequest(
         target=recipe.target.path,
         draft=folder.export,
-        prompts=Path(recipe.eval.prompts),
+        prompts=prompts,
         temperature=recipe.eval.temperature,
         max_new_tokens=recipe.eval.max_new_tokens,
         max_prompts=recipe.eval.max_prompts,
         template_kwargs=recipe.data.template_kwargs,
     )
-    report = evaluate(request, job.target)
-    log.write(Evaluation(report))
-    return [report]
 
 
 def summarise(job: Job, folder: RunFolder, loop: Loop, seconds: float, reports: list[EvalReport]) -> dict[str, Any]:
