@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from transformers import Qwen3ForCausalLM
 
 from builders import open_target, qwen3_config, save_target, spec_for, word_tokenizer

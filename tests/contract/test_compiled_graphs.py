@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from builders import open_target, save_target, spec_for
+from drafter_samples import GEOMETRIES, random_drafter
 from draftline.data.stream import RowStream
 from draftline.drafter.anchors import sample_blocks
 from draftline.drafter.attention import FlexAttention
@@ -14,7 +15,6 @@ from draftline.drafter.losses import LossKind, chunk_loss
 from draftline.drafter.step import DrafterStep
 from draftline.records import TokenRow
 from draftline.target.capture import FeatureCapture
-from drafter_samples import GEOMETRIES, random_drafter
 
 LENGTHS = [9, 14, 20, 23, 31, 38, 44, 52, 61, 70, 83, 95, 110, 128]
 

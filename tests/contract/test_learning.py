@@ -41,7 +41,9 @@ def test_counting_is_learned_and_decoded_perfectly() -> None:
 
 def test_the_reported_tau_is_the_block_size() -> None:
     target = replace(counting().target, stop_ids=NO_STOP)
-    report = measure(target, counting().drafter, DecodingTask("count", COUNTS, 41, 0.0, None, True), lambda _: None).report
+    report = measure(
+        target, counting().drafter, DecodingTask("count", COUNTS, 41, 0.0, None, True), lambda _: None
+    ).report
     assert (report.tau, report.slot_acceptance, report.same_text_share) == (5.0, (1.0,) * 4, 1.0)
     assert (report.verify_steps, report.tokens, report.prompts) == (56, 7 * 41, 7)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from builders import spec_for
-from draftline.decode.chain import Decoded, Limits, Sampler, decode_plain, decode_speculative
 from drafter_samples import GEOMETRIES, random_drafter
+from draftline.decode.chain import Decoded, Limits, Sampler, decode_plain, decode_speculative
 from trained import CPU, NO_STOP, counting, overfitted
 
 HALF = 60  # steps after which drafts are accepted about every other time

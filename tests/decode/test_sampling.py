@@ -1,4 +1,4 @@
-"""Sampled speculative decoding leaves the target's distribution as it is (SPEC 6): chi-square against exact probabilities."""
+"""Sampled speculative decoding leaves the target's distribution as it is (SPEC 6): chi-square tests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from builders import open_target, save_target, spec_for
+from drafter_samples import random_drafter
 from draftline.decode.chain import Limits, Sampler, decode_plain, decode_speculative
 from draftline.target.load import Target
-from drafter_samples import random_drafter
 from trained import CPU, NO_STOP
 
 Probabilities = dict[tuple[int, ...], float]
