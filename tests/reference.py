@@ -1,4 +1,4 @@
-"""An independent drafter, loss and walk, written from the method's description: float64, one block at a time, plain loops.
+"""An independent drafter, loss and walk, written from the method's description: float64, block by block, plain loops.
 
 It shares no code with draftline beyond the names of tensors in a checkpoint.
 """
@@ -77,7 +77,7 @@ def block_states(state: dict[str, Tensor], spec, taps: Tensor, embeds: Tensor) -
 
 
 def block_weights(loss_mask: list[int], anchor: int, size: int, gamma: float) -> list[float]:
-    """Exponential weights of slots 1..B-1 for a document's mask; 0 past its end or past the first unsupervised token."""
+    """Exponential weights of slots 1..B-1 for a document's mask; 0 past its end or the first unsupervised token."""
     weights, alive = [], True
     for k in range(1, size):
         alive = alive and anchor + k < len(loss_mask) and bool(loss_mask[anchor + k])

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from builders import open_target, packed, save_target, spec_for
+from drafter_samples import CE, GEOMETRIES, blocks_at, hidden, random_drafter
 from draftline.decode.models import CachedDrafter, CachedTarget
 from draftline.drafter.step import DrafterStep
 from draftline.target.capture import FeatureCapture
 from draftline.target.load import Target
-from drafter_samples import CE, GEOMETRIES, blocks_at, hidden, random_drafter
 from reference import block_states
 
 GEOMETRIES = {name: change for name, change in GEOMETRIES.items() if name != "one layer, one tap"}
@@ -60,9 +60,8 @@ def test_training_logits_equal_decoding_logits(geometry, tmp_path) -> None:
 @pytest.mark.parametrize("window", [None, 4, 7])
 def test_the_target_takes_rejected_tokens_back(window: int | None, tmp_path) -> None:
     """Logits and taps after roll-backs equal those of one forward over the text, also past a target's own window."""
-    sliding = {} if window is None else {
-        "layer_types": ["full_attention", "sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": window,
-    }  # fmt: skip
+    kinds = ["full_attention", "sliding_attention"] * 2
+    sliding = {} if window is None else {"layer_types": kinds, "use_sliding_window": True, "sliding_window": window}
     target = open_target(save_target(tmp_path / "t", **sliding))
     taps, text = (0, 2, 3), np.random.default_rng(1).integers(5, 32, 40).tolist()
     batch = FeatureCapture(target, taps, want_final=True)(packed([[(text, [1] * 40)]], 40))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from builders import open_target, packed, save_target, spec_for
+from drafter_samples import CE, GEOMETRIES, blocks_at, hidden, random_drafter
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.export.folder import read_drafter
@@ -17,10 +18,12 @@ from draftline.export.provenance import Provenance
 from draftline.target.capture import FeatureCapture
 from draftline.train.checkpoint import open_checkpoint, write_checkpoint
 from draftline.train.publishing import export_checkpoint
-from drafter_samples import CE, GEOMETRIES, blocks_at, hidden, random_drafter
 from reference import block_states
 
-EXPORTED = {name: GEOMETRIES[name] for name in ("full", "mixed", "causal everywhere", "another rope base", "half rope", "biases")}
+EXPORTED = {
+    name: GEOMETRIES[name]
+    for name in ("full", "mixed", "causal everywhere", "another rope base", "half rope", "biases")
+}
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from drafter_samples import features, make_spec, make_step, random_document
 from draftline.config import OptimSection
 from draftline.train.optimizer import Optimizer, learning_rate
-from drafter_samples import features, make_spec, make_step, random_document
 
 SECTION = OptimSection()
 
@@ -112,7 +112,7 @@ def test_restored_moments_give_the_same_next_step() -> None:
 
 
 def test_norm_weights_at_one_move_under_bf16_compute() -> None:
-    """CASES 10: bf16 features and head, lr 6e-4. The masters are float32; in bf16 the same step would change nothing."""
+    """CASES 10: bf16 features and head, lr 6e-4. The masters are float32; bf16 would stand still."""
     spec = make_spec()
     step = make_step(spec)
     step.drafter.init_weights(0)

@@ -9,10 +9,20 @@ import pytest
 import torch
 
 from builders import open_target, packed, save_target, spec_for
+from drafter_samples import (
+    CE,
+    GEOMETRIES,
+    blocks_at,
+    features,
+    hidden,
+    make_spec,
+    make_step,
+    random_document,
+    random_drafter,
+)
 from draftline.drafter.step import DrafterStep
 from draftline.records import FeatureBatch
 from draftline.target.capture import FeatureCapture
-from drafter_samples import CE, GEOMETRIES, blocks_at, features, hidden, make_spec, make_step, random_document, random_drafter
 
 WIDE = {name: change for name, change in GEOMETRIES.items() if "kv" not in name and "rope" not in name}
 geometries = pytest.mark.parametrize("geometry", WIDE.values(), ids=WIDE.keys())

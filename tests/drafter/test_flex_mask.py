@@ -90,7 +90,7 @@ def test_tile_multiples() -> None:
 
 
 def test_far_context_is_not_listed() -> None:
-    """8 blocks of 16 at anchors 300..307 of a document that begins at 260, then with a window: tiles 0 and 1 are skipped."""
+    """8 blocks of 16 at anchors 300..307 of a document that begins at 260, or with a window: no tile before."""
     anchor = torch.arange(300, 308)[None]
     for start, window in ((260, None), (0, 30)):
         blocks = Blocks(anchor, torch.full_like(anchor, start), torch.ones_like(anchor, dtype=torch.bool))

@@ -7,13 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafter_samples import GEOMETRIES, features, make_spec, make_step, random_document
 from draftline.drafter import losses
 from draftline.drafter.losses import LossKind, chunk_loss, head_loss, whole_chunks
 from draftline.drafter.step import MicroStep
-from drafter_samples import GEOMETRIES, features, make_spec, make_step, random_document
 from reference import dpace
 
-KINDS = [LossKind(kind, weights, gamma=4.0, alpha=0.3) for kind in ("ce", "ce_target", "kl", "tv") for weights in ("exponential", "dpace")]
+KINDS = [
+    LossKind(kind, weights, gamma=4.0, alpha=0.3)
+    for kind in ("ce", "ce_target", "kl", "tv")
+    for weights in ("exponential", "dpace")
+]
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.kind}-{kind.weights}")
 
 
@@ -65,7 +69,7 @@ def test_values_and_gradients_equal_autograd(kind: LossKind, chunk: int, monkeyp
     given = teacher.float() if kind.needs_final else None
     loss_sum, weight_sum, outcome = head_loss(found, head.float(), label, supervised, given, kind, chunk_loss)
     (3 * loss_sum).backward()
-    assert float(loss_sum) == pytest.approx(float(expected), rel=2e-6)
+    assert loss_sum.item() == pytest.approx(expected.item(), rel=2e-6)
     assert float(weight_sum) == pytest.approx(weight, rel=2e-6)
     assert torch.equal(outcome.correct, correct) and torch.equal(outcome.supervised, supervised)
     torch.testing.assert_close(found.grad.double(), 3 * own.grad, rtol=1e-4, atol=2e-6)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from builders import packed
+from drafter_samples import blocks_at, features, make_spec, make_step, random_document
 from draftline.drafter.anchors import (
     dpace_weights,
     eligible,
@@ -19,7 +20,6 @@ from draftline.drafter.anchors import (
 from draftline.drafter.losses import LossKind
 from draftline.drafter.step import gather_teacher
 from draftline.records import FeatureBatch, PackedBatch
-from drafter_samples import blocks_at, features, make_spec, make_step, random_document
 from reference import block_weights, dpace
 
 

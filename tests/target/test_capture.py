@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, Qwen3ForCausalLM
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from builders import open_target, packed, qwen3_config, word_tokenizer
 from draftline.channel.store import FeatureStore
@@ -27,7 +34,7 @@ FAMILIES = {
     "qwen3, untied": lambda: Qwen3ForCausalLM(qwen3_config(tie_word_embeddings=False)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
     "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SMALL, **MOE)),
-    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, sliding_window=8)),  # scaled embedding, sliding layers
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, sliding_window=8)),  # also scales its embedding
 }
 
 
@@ -49,8 +56,8 @@ def documents(lengths: list[int], seed: int = 0) -> list[list[int]]:
 
 
 def layer_outputs(target: Target, ids: list[int]) -> list[torch.Tensor]:
-    """Every layer's output [T, d] of one document. transformers gives all but the last; that one is normed there, and is
-    taken from what the final norm receives."""
+    """Every layer's output [T, d] of one document. transformers gives all but the last, which is normed there; that one
+    is taken from what the final norm receives."""
     received: list[torch.Tensor] = []
     handle = target.parts.decoder.norm.register_forward_pre_hook(lambda _m, args: received.append(args[0]))
     with torch.no_grad():
