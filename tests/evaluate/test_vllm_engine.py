@@ -39,9 +39,9 @@ def test_empty_prompts_are_refused(tmp_path: Path, prompts: tuple[tuple[int, ...
         evaluate_with_vllm(sys.executable, tmp_path, Served("t", None, prompts, "b", None), GREEDY)
 
 
-def test_tau_counts_the_bonus_token() -> None:
+def test_tau_counts_committed_tokens() -> None:
     found = Acceptance(drafts=8, accepted=6, accepted_per_slot=(4, 2, 0))
-    assert found.tau == 1.75
+    assert found.tau(tokens=15, answers=2) == 13 / 8  # one accepted token lay past an end of turn
     assert found.slot_acceptance == (0.5, 0.25, 0.0)
 
 

@@ -1,7 +1,8 @@
 """Acceptance as vLLM counts it, in its library or in a server's metrics, and whether the counts fit the answers.
 
 One count per verification step that had a draft: the prefill step, which yields an answer's first token, is none.
-A step counts all it accepted, also what lies beyond the end of turn or the output limit and is thrown away after.
+Its counters hold all that a step accepted, also what lies beyond the end of turn or the output limit and is thrown
+away after; tau counts committed tokens only, so it is the same number wherever it is measured.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ class Acceptance:
     accepted: int
     accepted_per_slot: tuple[int, ...]  # [B-1]
 
-    @property
-    def tau(self) -> float:
-        """Tokens committed per verification step, bonus token included (SPEC 7)."""
-        return 1 + self.accepted / self.drafts
+    def tau(self, tokens: int, answers: int) -> float:
+        """Tokens committed per verification step, bonus token included (SPEC 7); each answer's first is prefill's."""
+        return (tokens - answers) / self.drafts
 
     @property
     def slot_acceptance(self) -> tuple[float, ...]:

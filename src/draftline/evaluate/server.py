@@ -64,7 +64,7 @@ def evaluate_server(url: str, prompts: Sequence[Messages], requests: Requests) -
     return EvalReport(
         benchmark=requests.benchmark,
         engine=f"server {model}",
-        tau=found.tau,
+        tau=found.tau(tokens, len(prompts)),
         slot_acceptance=found.slot_acceptance,
         prompts=len(prompts),
         verify_steps=found.drafts,

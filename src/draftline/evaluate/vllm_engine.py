@@ -60,7 +60,7 @@ def evaluate_with_vllm(interpreter: str, draft: Path, served: Served, decoding: 
     return EvalReport(
         benchmark=served.benchmark,
         engine=f"vllm {fast['vllm']}",
-        tau=found.tau,
+        tau=found.tau(tokens, len(served.prompts)),
         slot_acceptance=found.slot_acceptance,
         prompts=len(served.prompts),
         verify_steps=found.drafts,
