@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from draftline.drafter.model import Drafter, LayerAttend
 from draftline.records import DrafterSpec
@@ -26,7 +26,9 @@ class CachedTarget:
         self.cache = DynamicCache(config=target.parts.config)
         # A sliding layer's own cache forgets what a roll-back brings back into the window, and refuses to be cropped
         # past it. Keeping all keys is safe: the target's mask still hides those outside.
-        self.cache.layers = [DynamicLayer() if layer.is_sliding else layer for layer in self.cache.layers]
+        self.cache.layers = [
+            DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in self.cache.layers
+        ]
         parameters = signature(target.model.forward).parameters
         self.keyword = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
 
