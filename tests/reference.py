@@ -88,9 +88,7 @@ def block_weights(loss_mask: list[int], anchor: int, size: int, gamma: float) ->
 def dpace(cross_entropy: list[float], supervised: list[bool], alpha: float) -> list[float]:
     q = [((1 - alpha) * math.exp(-c) + alpha) if s else 1.0 for c, s in zip(cross_entropy, supervised, strict=True)]
     reach = [math.prod(q[: j + 1]) for j in range(len(q))]
-    return [
-        sum(reach[i] for i in range(j, len(q)) if supervised[i]) if supervised[j] else 0.0 for j in range(len(q))
-    ]
+    return [sum(reach[i] for i in range(j, len(q)) if supervised[i]) if supervised[j] else 0.0 for j in range(len(q))]
 
 
 def walk_tau(answer: list[int], draft_at, block_size: int) -> float:

@@ -30,7 +30,9 @@ class TargetSection(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on CUDA, float32 on CPU")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     keep_features_gib: float = Field(
-        0.0, ge=0, description="hold the whole data set's features on the device if they fit in this: one capture serves all epochs"
+        0.0,
+        ge=0,
+        description="hold the whole data set's features on the device if they fit in this: one capture serves all epochs",
     )
 
 

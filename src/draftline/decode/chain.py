@@ -74,7 +74,9 @@ class Sampler:
         return len(drafts), int(self.draw(p[-1]))
 
 
-def decode_speculative(target: Target, drafter: Drafter, prompt: list[int], limits: Limits, sampler: Sampler) -> Decoded:
+def decode_speculative(
+    target: Target, drafter: Drafter, prompt: list[int], limits: Limits, sampler: Sampler
+) -> Decoded:
     """Decode one answer with the drafter. Greedy output equals decode_plain's token for token in float32."""
     taps = drafter.spec.target_layer_ids
     verifier, proposer = CachedTarget(target, taps), CachedDrafter(drafter, target)

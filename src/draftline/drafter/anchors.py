@@ -63,7 +63,9 @@ def sample_blocks(packed: PackedBatch, count: int, seed: int) -> Blocks:
 class SlotTargets:
     """What slots 1..B-1 of every block are trained on. K = B-1."""
 
-    position: Tensor  # int64 [R, N, K] row position a+k of the label, clamped into the row where the slot weighs nothing
+    position: (
+        Tensor  # int64 [R, N, K] row position a+k of the label, clamped into the row where the slot weighs nothing
+    )
     label: Tensor  # int64 [R, N, K] data token x_{a+k}
     supervised: Tensor  # bool [R, N, K] keep, a+k inside the document, M_{a+1..a+k} all 1
 

@@ -76,7 +76,8 @@ def refuse_other_family(config: Any) -> None:
     missing = [name for name in (*stated, "max_position_embeddings") if not hasattr(config, name)]
     if missing:
         raise InputError(
-            f"target family {config.model_type}: its config has no {', '.join(missing)}", "this family is not supported yet"
+            f"target family {config.model_type}: its config has no {', '.join(missing)}",
+            "this family is not supported yet",
         )
 
 
@@ -85,7 +86,8 @@ def rotated_head_dim(head_dim: int, rope: dict[str, Any]) -> int:
     rotary = int(head_dim * (rope.get("partial_rotary_factor") or 1.0))
     if rotary < 2 or rotary % 2:
         raise InputError(
-            f"drafter.head_dim {head_dim}: RoPE turns {rotary} of its dimensions, and must turn pairs", "give an even one"
+            f"drafter.head_dim {head_dim}: RoPE turns {rotary} of its dimensions, and must turn pairs",
+            "give an even one",
         )
     return head_dim
 
@@ -101,7 +103,9 @@ def full_attention_rope(config: Any) -> dict[str, Any]:
     if "full_attention" in parameters:
         parameters = parameters["full_attention"]
     if "rope_theta" not in parameters:
-        raise InputError("the target's config has no rope_theta in rope_parameters: targets without RoPE are not supported")
+        raise InputError(
+            "the target's config has no rope_theta in rope_parameters: targets without RoPE are not supported"
+        )
     return dict(parameters)
 
 
@@ -115,7 +119,8 @@ def choose_mask_id(wanted: int | None, target: Target) -> int:
     if wanted is not None:
         if wanted >= rows:
             raise InputError(
-                f"drafter.mask_token_id {wanted} has no embedding row: the target has {rows}", f"free ids: {shown(free)}"
+                f"drafter.mask_token_id {wanted} has no embedding row: the target has {rows}",
+                f"free ids: {shown(free)}",
             )
         if wanted not in free:
             raise InputError(

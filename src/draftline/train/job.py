@@ -91,9 +91,7 @@ def whole_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) 
     return min(steps, recipe.train.max_steps or steps)
 
 
-def feature_store(
-    recipe: Recipe, capture: FeatureCapture, stream: RowStream, notices: Notices
-) -> FeatureStore | None:
+def feature_store(recipe: Recipe, capture: FeatureCapture, stream: RowStream, notices: Notices) -> FeatureStore | None:
     """Capture the whole data set once, if it fits into target.keep_features_gib. Documents go in a fixed order, so a
     resumed run trains on the same bits."""
     target = capture.target
@@ -114,9 +112,7 @@ def feature_store(
 def row_stream(recipe: Recipe, target: Target, notices: Notices) -> RowStream:
     """Conversations -> token rows -> packed stream, with every unused row counted by reason."""
     conversations, unreadable = read_conversations(recipe.data.train)
-    renderer = ChatRenderer(
-        target.tokenizer, target.stop_ids, recipe.data.template_kwargs, recipe.data.sequence_length
-    )
+    renderer = ChatRenderer(target.tokenizer, target.stop_ids, recipe.data.template_kwargs, recipe.data.sequence_length)
     rendered = render_conversations(conversations, renderer, recipe.data.max_unusable_share, unreadable)
     stream = RowStream(
         rendered.rows,

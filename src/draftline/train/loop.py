@@ -176,4 +176,6 @@ class HostNumbers:
 
 def to_host(micro: MicroStep, norm: Tensor) -> HostNumbers:
     single = (micro.loss_sum, micro.weight_sum, micro.steps_sum, micro.blocks, norm)
-    return HostNumbers(torch.cat([torch.stack([t.double() for t in single]), micro.slot_correct.double(), micro.slot_count.double()]))
+    return HostNumbers(
+        torch.cat([torch.stack([t.double() for t in single]), micro.slot_correct.double(), micro.slot_count.double()])
+    )

@@ -58,7 +58,11 @@ class Optimizer:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """AdamW's moments and step counts as flat named tensors, for a checkpoint."""
-        return {f"{index}.{name}": value for index, state in self.adamw.state_dict()["state"].items() for name, value in state.items()}
+        return {
+            f"{index}.{name}": value
+            for index, state in self.adamw.state_dict()["state"].items()
+            for name, value in state.items()
+        }
 
     def load_state_tensors(self, tensors: dict[str, Tensor], steps_done: int) -> None:
         state: dict[int, dict[str, Any]] = {}

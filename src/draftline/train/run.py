@@ -35,7 +35,9 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     job = assemble(recipe, notices)
     foresee(job, folder)
     with EventLog(folder.events) as log:
-        loop = Loop(job, folder, log, Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every))
+        loop = Loop(
+            job, folder, log, Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
+        )
         resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
