@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from draftline.target.load import Target
 from draftline.train.regeneration import RegenerateRequest, regenerate
 from draftline.train.run import train
 
+UNTRAINED_PROMPTS = 12
 MAX_NEW_TOKENS = 160  # the tiny target's longest answers have about 120
 
 
@@ -79,13 +81,19 @@ def show_results(recipe: Recipe, assets: Path, out: Path, notices: Notices) -> N
     untrained = measure_untrained(recipe, request, target)
     record_tau(export, [trained.report])
     notices.table(
-        ["drafter", "tau", "tokens/s", "same text as the target alone"],
+        ["drafter", "tau", "tokens/s", "prompts"],
         [
-            [name, f"{m.report.tau:.2f}", f"{m.report.tokens_per_s:,.0f}", f"{m.report.same_text_share:.0%}"]
+            [name, f"{m.report.tau:.2f}", f"{m.report.tokens_per_s:,.0f}", m.report.prompts]
             for name, m in (("untrained", untrained), ("trained", trained))
         ],
     )
-    notices.say(f"  (the target alone: {trained.report.plain_tokens_per_s:,.0f} tokens/s)")
+    report = trained.report
+    notices.facts(
+        {
+            "text": f"equal to the target's own on {report.same_text_share:.0%} of the prompts, token for token",
+            "the target alone": f"{report.plain_tokens_per_s:,.0f} tokens/s",
+        }
+    )
     mark = "what is green" if notices.console.is_terminal else "what stands in [brackets]"
     notices.section(f"one answer; {mark} was drafted and accepted, the rest the target chose itself")
     notices.console.print(coloured(target, trained.answers[0], notices.console.is_terminal), soft_wrap=True)
@@ -101,7 +109,8 @@ def show_results(recipe: Recipe, assets: Path, out: Path, notices: Notices) -> N
 
 
 def measure_untrained(recipe: Recipe, request: EvalRequest, target: Target) -> Measured:
-    """The same drafter before its first step: what decoding gains without training."""
+    """The same drafter before its first step, on a few of the prompts: what decoding gains without training."""
+    request = replace(request, compare_plain=False, max_prompts=UNTRAINED_PROMPTS)
     drafter = Drafter(read_spec(request.draft))
     drafter.init_weights(recipe.train.seed)
     return measure(target, drafter.eval().requires_grad_(False), decoding_task(request, target), lambda _: None)

@@ -46,7 +46,9 @@ def plot_curves(events_paths: Sequence[Path], out_png: Path) -> None:
         for report in curve.evaluations:
             label = f"{report.tau:.2f}  tau decoded by {report.engine} on {report.benchmark}"
             below.axhline(report.tau, color=colour, linewidth=1.2, linestyle=(0, (5, 3)), label=label)
-    style(above, "loss per supervised token", "upper right")
+    above.set_yscale("log")  # the first steps lose a hundred times what the last ones do
+    above.yaxis.set_major_formatter("{x:g}")
+    style(above, "loss, weighted mean over slots", "upper right")
     style(below, "proxy tau: tokens per verification step", "lower right")
     below.set_xlabel("optimizer step", color=INK)
     out_png.parent.mkdir(parents=True, exist_ok=True)
