@@ -97,7 +97,8 @@ def test_provenance_says_where_everything_comes_from(provenance: dict[str, Any])
     assert set(provenance["seeds"]) == {"corpus", "training"}
     assert len(provenance["corpus_sha256"]) == 64
     assert provenance["steps"] > 0 and provenance["tokens_seen"] > 0
-    assert provenance["torch"] and provenance["command"].startswith("python scripts/tiny_target/train.py ")
+    assert set(provenance["versions"]) == {"python", "torch", "transformers"} and all(provenance["versions"].values())
+    assert provenance["command"].startswith("python scripts/tiny_target/train.py ")
 
 
 def answer_nats(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]) -> tuple[float, int]:

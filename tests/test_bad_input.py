@@ -112,7 +112,7 @@ def test_recipe_file(tmp_path: Path, content: bytes | None, said: list[str]) -> 
         ("train.rows_per_step=400", ["packed rows in 3 epochs, and one step takes train.rows_per_step 400"]),
         ("data.template_kwargs={tokenize: true}", ["data.template_kwargs sets tokenize, which draftline itself sets"]),
         ("eval.prompts=/absent.jsonl", ["/absent.jsonl: No such file or directory"]),
-        ("target.revision=main", ["target.revision main", "is a folder, and folders have no revisions"]),
+        ("target.revision=main", ["target.revision main", "is a folder, which has no revisions"]),
     ],
 )
 def test_recipe_values(home: Path, words: str, said: list[str]) -> None:

@@ -13,6 +13,8 @@ MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 SWITCHES_FILE = PACKAGE / "environment" / "switches.py"
 VARIABLES_FILE = PACKAGE / "environment" / "variables.py"
+# Runs in the interpreter of vLLM, where draftline cannot be imported: it sets vLLM's variables itself.
+VLLM_WORKER_FILE = PACKAGE / "evaluate" / "vllm_worker.py"
 # Switches that hide a fault of the compiler instead of mending it.
 HIDING_SWITCHES = {"force_compile_during_fx_trace", "suppress_errors", "error_on_nested_fx_trace"}
 ENVIRONMENT_READERS = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -96,15 +98,15 @@ def environment_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"os.{name} outside environment/variables.py"
 
 
-RULES: dict[Rule, Path | None] = {  # rule -> the one file where it does not hold
-    long_functions: None,
-    many_parameters: None,
-    broad_excepts: None,
-    silenced_errors: None,
-    getattr_defaults: None,
-    global_statements: None,
-    hiding_switches: SWITCHES_FILE,
-    environment_reads: VARIABLES_FILE,
+RULES: dict[Rule, set[Path]] = {  # rule -> the files where it does not hold
+    long_functions: set(),
+    many_parameters: set(),
+    broad_excepts: set(),
+    silenced_errors: set(),
+    getattr_defaults: set(),
+    global_statements: set(),
+    hiding_switches: {SWITCHES_FILE},
+    environment_reads: {VARIABLES_FILE, VLLM_WORKER_FILE},
 }
 
 BROKEN: list[tuple[Rule, str]] = [
@@ -149,7 +151,7 @@ def test_no_rule_finds_fault_with_good_code(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_package_keeps_the_rule(rule: Rule) -> None:
-    checked = [path for path in modules() if path != RULES[rule]]
+    checked = [path for path in modules() if path not in RULES[rule]]
     found = [
         f"{name_of(path)}:{line}: {fault}"
         for path in checked

@@ -32,7 +32,7 @@ class TargetSection(Section):
     keep_features_gib: float = Field(
         0.0,
         ge=0,
-        description="hold the whole data set's features on the device if they fit in this: one capture serves all epochs",
+        description="keep all the data's features on the device if they fit in this: one capture serves every epoch",
     )
 
 

@@ -32,7 +32,15 @@ def target(tmp_path_factory):
 
 
 def exported(target, spec, drafter, root, format: str):
-    state = {"step": 3, "spec": asdict(spec), "provenance": asdict(Provenance("t", "r", "ce", "h", None, "d"))}
+    provenance = Provenance("t", "r", "ce", "h", None, "d")
+    state = {
+        "step": 3,
+        "spec": asdict(spec),
+        "provenance": asdict(provenance),
+        "tokens": 0,
+        "identity": {},
+        "recipe": {},
+    }
     folder = write_checkpoint(root / "checkpoints", drafter.state_dict(), {}, state, keep=1)
     export_checkpoint(open_checkpoint(folder), root / "export", format, target)
     return root / "export"

@@ -23,7 +23,7 @@ class RowStream:
 
     An epoch shuffles the documents with a generator seeded by [seed, epoch], packs them, and shuffles the packed rows.
     The epochs' rows follow each other without a gap and every `rows_per_batch` of them are a batch: a batch may hold
-    the end of one epoch and the start of the next, so nothing is dropped and no step is lighter than the others. Only
+    the end of one epoch and the start of the next, so nothing is dropped and no batch is lighter than the others. Only
     the last batch of the run may be completed with rows of padding. One shape throughout: [rows_per_batch, row_length].
 
     rows: documents of 1..row_length tokens; stored flat, about 5 bytes a token.

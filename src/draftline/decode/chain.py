@@ -52,8 +52,8 @@ class Sampler:
     def choose(self, logits: Tensor) -> list[int]:
         """One token per row of logits [n, V], rows independently."""
         if self.temperature == 0:
-            return logits.argmax(-1).tolist()  # type: ignore[no-any-return]
-        return self.draw(self.probabilities(logits)).tolist()  # type: ignore[no-any-return]
+            return logits.argmax(-1).tolist()
+        return self.draw(self.probabilities(logits)).tolist()
 
     def verify(self, drafts: list[int], draft_logits: Tensor, target_logits: Tensor) -> tuple[int, int]:
         """(accepted drafts r, next token). draft_logits [B-1, V] and target_logits [B, V], row k after k drafts.

@@ -101,7 +101,7 @@ class CachedDrafter:
 
     @torch.no_grad()
     def forward(self, anchor_id: int, new_taps: Tensor) -> Tensor:
-        """Logits of slots 1..B-1, float32 [B-1, V]. new_taps [1, L, K*d]: features of the L positions before the anchor."""
+        """float32 logits [B-1, V] of slots 1..B-1. new_taps [1, L, K*d]: features of the L tokens before the anchor."""
         context_position = torch.arange(self.verified, self.verified + new_taps.shape[1], device=new_taps.device)[None]
         self.verified += new_taps.shape[1]
         self.ids[0, 0] = anchor_id

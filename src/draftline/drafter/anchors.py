@@ -1,4 +1,4 @@
-"""Anchors and what hangs on them: which blocks a step trains, what each may see, its labels and slot weights (SPEC 3-5)."""
+"""Anchors and what hangs on them: a step's blocks, what each may see, its labels and its slot weights (SPEC 3-5)."""
 
 from __future__ import annotations
 

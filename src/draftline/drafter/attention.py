@@ -95,7 +95,7 @@ class FusedLayer:
         k = torch.cat([k_context, k_block], dim=1).transpose(1, 2)
         v = torch.cat([v_context, v_block], dim=1).transpose(1, 2)
         out = flex_attention(q.transpose(1, 2), k, v, block_mask=self.mask, enable_gqa=True)
-        return out.transpose(1, 2)  # type: ignore[union-attr]
+        return out.transpose(1, 2)
 
 
 def flex_block_mask(

@@ -34,7 +34,7 @@ class MicroStep:
 
 
 class DrafterStep:
-    """Holds the drafter and the two frozen pieces it borrows from the target: `embedding` and the head weight [V, d]."""
+    """The drafter and the two frozen pieces that it borrows from its target: `embedding` and the head weight [V, d]."""
 
     def __init__(
         self, drafter: Drafter, embedding: nn.Module, head: Tensor, loss: LossKind, anchors: int, seed: int
@@ -57,7 +57,7 @@ class DrafterStep:
         """Adds the gradient of the *undivided* loss sum to the parameters' grads."""
         blocks = sample_blocks(batch.packed, self.anchors, self.seed)
         loss_sum, micro = self.forward(batch, blocks.to(batch.taps.device))
-        loss_sum.backward()  # type: ignore[no-untyped-call]
+        loss_sum.backward()
         return micro
 
     def forward(self, batch: FeatureBatch, blocks: Blocks) -> tuple[Tensor, MicroStep]:

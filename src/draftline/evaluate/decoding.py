@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -41,7 +42,7 @@ def measure(target: Target, drafter: Drafter, task: DecodingTask, advance: Calla
     sampler = Sampler(task.temperature, task.seed, target.device)
     answers, seconds = [], 0.0
     for prompt in task.prompts:
-        answer, spent = timed(target, lambda p=prompt: decode_speculative(target, drafter, p, limits, sampler))
+        answer, spent = timed(target, partial(decode_speculative, target, drafter, prompt, limits, sampler))
         answers.append(answer)
         seconds += spent
         advance(answer)
@@ -75,7 +76,7 @@ def plain_comparison(
     sampler = Sampler(task.temperature, task.seed, target.device)
     same, tokens, seconds = 0, 0, 0.0
     for prompt, answer in zip(task.prompts, answers, strict=True):
-        plain, spent = timed(target, lambda p=prompt: decode_plain(target, p, limits, sampler))
+        plain, spent = timed(target, partial(decode_plain, target, prompt, limits, sampler))
         same += plain.ids == answer.ids
         tokens += len(plain.ids)
         seconds += spent

@@ -18,8 +18,8 @@ Job = dict[str, Any]
 
 
 def make_engine(job: Job) -> Any:
-    from vllm import LLM  # type: ignore[import-not-found]
-    from vllm.platforms import current_platform  # type: ignore[import-not-found]
+    from vllm import LLM
+    from vllm.platforms import current_platform
 
     speculative = None
     if job["draft"] is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from draftline.errors import InputError, RunError
 from draftline.export.card import model_card
 from draftline.export.geometry import as_exported
-from draftline.export.jsonfile import as_text, read_json, replace_text, sync_folder, write_json
+from draftline.export.jsonfile import as_text, read_json, replace_text, sync, write_json
 from draftline.export.provenance import (
     PROVENANCE_NAME,
     Provenance,
@@ -151,9 +151,8 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 def sync_tree(folder: Path) -> None:
     for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    sync_folder(folder)
+        sync(path)
+    sync(folder)
 
 
 def current_umask() -> int:

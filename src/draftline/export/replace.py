@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from draftline.export.jsonfile import sync_folder
+from draftline.export.jsonfile import sync
 
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -25,7 +25,7 @@ def replace_folder(fresh: Path, place: Path) -> None:
         fresh.rename(place)
     elif not exchanged(fresh, place):
         step_aside(fresh, place)
-    sync_folder(place.parent)
+    sync(place.parent)
 
 
 def exchanged(one: Path, other: Path) -> bool:

@@ -54,7 +54,7 @@ def derive_spec(section: DrafterSection, target: Target) -> DrafterSpec:
 
 
 def default_taps(depth: int, count: int) -> tuple[int, ...]:
-    """l_i = round(1 + i (n-4)/(K-1)); n//2 for K = 1 (SPEC 1). Fewer taps where a shallow target has no K distinct ones."""
+    """l_i = round(1 + i (n-4)/(K-1)); n//2 for K = 1 (SPEC 1). A target too shallow for K distinct taps gets fewer."""
     count = min(count, max(depth - 3, 1))
     if count == 1:
         return (depth // 2,)
@@ -131,11 +131,12 @@ def choose_mask_id(wanted: int | None, target: Target) -> int:
         return wanted
     known = KNOWN_MASK_IDS.get(target.parts.config.model_type)
     if known in free:
-        return known  # type: ignore[return-value]
+        return known
     if not free:
         raise InputError(
             "no token of the target is free to be the mask token",
-            "add an unused special token to the tokenizer (and a row to the embedding), then name it as drafter.mask_token_id",
+            "add an unused special token to the tokenizer, with a row in the embedding, and give its id as "
+            "drafter.mask_token_id",
         )
     return free[0]
 

@@ -47,7 +47,7 @@ class Generator:
         ids = torch.tensor([[self.filler] * (longest - len(p)) + p for p in prompts], device=self.target.device)
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=self.target.device)
         out = self.target.model.generate(input_ids=ids, attention_mask=mask, generation_config=self.settings)
-        return out[:, longest:].tolist()  # type: ignore[no-any-return]
+        return out[:, longest:].tolist()
 
     def cut(self, answer: list[int]) -> tuple[list[int], bool]:
         for i, token in enumerate(answer):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
 from draftline.config import TargetSection
 from draftline.errors import InputError
@@ -51,19 +53,20 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
     check_folder(section.path)
     if section.revision is not None and Path(section.path).exists():
         raise InputError(
-            f"target.revision {section.revision}: target.path {section.path} is a folder, and folders have no revisions",
+            f"target.revision {section.revision}: target.path {section.path} is a folder, which has no revisions",
             "leave target.revision out, or give a hub id",
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(section.path, **common)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            section.path,
-            dtype=dtype,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # so that they are listed and refused below
-            **common,
-        )
+        with no_bar_over(section.path):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                section.path,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that they are listed and refused below
+                **common,
+            )
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             f"target.path {section.path}: {fault(section.path, error)}", remedy_for(section.path)
@@ -76,6 +79,22 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
     return Target(
         model, tokenizer, find_parts(model), section.path, identity, stop_ids(model, tokenizer), device, dtype
     )
+
+
+@contextmanager
+def no_bar_over(path: str) -> Iterator[None]:
+    """Without transformers' progress bar while a folder is read; a hub id keeps it, for a download takes minutes.
+
+    The switch is process-wide: whoever uses transformers beside draftline finds it as it was.
+    """
+    silenced = Path(path).is_dir() and transformers_logging.is_progress_bar_enabled()
+    if silenced:
+        transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if silenced:
+            transformers_logging.enable_progress_bar()
 
 
 def refuse_unloaded(path: str, loading: Mapping[str, Any]) -> None:
@@ -187,12 +206,11 @@ def remedy_for(path: str) -> str:
 def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Every token that ends a turn: generation_config's eos ids and the tokenizer's."""
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
-    ids = set(eos) if isinstance(eos, list) else {eos}
-    ids.add(tokenizer.eos_token_id)
-    ids.discard(None)
+    stated = [*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id]
+    ids = {int(i) for i in stated if i is not None}
     if not ids:
         raise InputError(
             "the target names no end-of-turn token (generation_config.eos_token_id, tokenizer.eos_token)",
             "set eos_token_id in the target's generation_config.json",
         )
-    return frozenset(int(i) for i in ids)
+    return frozenset(ids)

@@ -15,10 +15,10 @@ LOGIT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # relative to the
 
 @dataclass(frozen=True)
 class TargetParts:
-    """embedding: ids -> first layer's input; decoder: ids -> final-normed states; head: final-normed states -> logits."""
+    """embedding: ids -> first layer's input; decoder: ids -> final-normed states; head: those states -> logits."""
 
     config: Any  # the text model's config
-    embedding: nn.Module
+    embedding: nn.Embedding
     decoder: nn.Module
     layers: nn.ModuleList
     head: nn.Linear
@@ -30,7 +30,7 @@ class TargetParts:
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding: padded, so it may exceed the tokenizer's count."""
-        return self.embedding.weight.shape[0]  # type: ignore[return-value]
+        return self.embedding.weight.shape[0]
 
 
 def find_parts(model: Any) -> TargetParts:
@@ -71,6 +71,7 @@ def prove_parts(model: Any, parts: TargetParts, ids: Tensor) -> float:
         raise InputError(
             f"target {type(model).__name__}: head(final-normed state) differs from the model's own logits by "
             f"{error:.2g} of the largest logit (limit {limit:g})",
-            "likely a head bias, a logit scale or soft-cap, or a tied head that was not loaded: this target is not supported",
+            "likely a head bias, a logit scale or soft-cap, or a tied head that was not loaded; such a target is not "
+            "supported",
         )
     return error

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftline.errors import InputError, RunError
+from draftline.export.jsonfile import sync
 from draftline.export.layout import drafter_shapes, read_tensors
 from draftline.records import DrafterSpec
 
@@ -77,14 +78,6 @@ def write_checkpoint(
     for old in complete_checkpoints(root)[:-keep]:
         shutil.rmtree(old)
     return final
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def complete_checkpoints(root: Path) -> list[Path]:

@@ -48,6 +48,11 @@ class Job:
     identity: dict[str, Any]  # what a resumed run must share with this one
     provenance: Provenance
 
+    def micro_batches(self, step: int) -> range:
+        """Numbers of a step's micro-batches. The last step of the data takes what is left, so no row is dropped."""
+        first = step * self.micro_batches_per_step
+        return range(first, min(first + self.micro_batches_per_step, len(self.stream)))
+
 
 def assemble(recipe: Recipe, notices: Notices) -> Job:
     """Load, derive, prove and build. Raises InputError on anything the recipe or its files got wrong."""
@@ -60,7 +65,7 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)
     per_step = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
-    total_steps = whole_steps(recipe, stream, per_step)
+    total_steps = count_steps(recipe, stream, per_step)
     loss = LossKind(recipe.loss.kind, recipe.loss.weights, recipe.gamma, recipe.loss.alpha)
     anchors = anchors_for(recipe, device)
     step = DrafterStep(drafter, target.parts.embedding, target.parts.head.weight, loss, anchors, recipe.train.seed)
@@ -68,7 +73,7 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
         step.compile()
     capture = FeatureCapture(target, spec.target_layer_ids, loss.needs_final)
     store = feature_store(recipe, capture, stream, notices)
-    features = LocalChannel(stream.batch, store or capture, total_steps * per_step)
+    features = LocalChannel(stream.batch, store or capture, min(total_steps * per_step, len(stream)))
     optimizer = Optimizer(drafter, recipe.optim, total_steps)
     job = Job(
         recipe, target, spec, stream, features, drafter, step, optimizer, total_steps, per_step,
@@ -79,10 +84,10 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     return job
 
 
-def whole_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) -> int:
-    """Optimizer steps of the run. Raises InputError where the data does not fill a single one."""
-    steps = len(stream) // micro_batches_per_step
-    if not steps:
+def count_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) -> int:
+    """Optimizer steps of the run, a lighter last one included. Raises InputError where the data fills not even one."""
+    steps = -(-len(stream) // micro_batches_per_step)
+    if len(stream) < micro_batches_per_step:
         raise InputError(
             f"data.train fills {len(stream.row_starts) - 1} packed rows in {recipe.train.epochs} epochs, and one step "
             f"takes train.rows_per_step {recipe.train.rows_per_step}",
@@ -142,8 +147,9 @@ def refuse_unknown_ids(stream: RowStream, target: Target) -> None:
 def data_facts(rendered: RenderedData, stream: RowStream) -> dict[str, Any]:
     tokens = sum(len(row.ids) for row in rendered.rows)
     unused = ", ".join(f"{number:,} {reason}" for reason, number in rendered.unusable.most_common())
+    answers = f"{rendered.supervised_tokens:,} of them the target's answers"
     return {
-        "rows": f"{len(rendered.rows):,} ({tokens:,} tokens, {rendered.supervised_tokens:,} of them the target's answers)",
+        "rows": f"{len(rendered.rows):,} ({tokens:,} tokens, {answers})",
         "not used": unused or "none",
         **{name: f"{n:,}" for name, n in rendered.notes.items()},
         "packed": f"rows of {stream.row_length} tokens, {stream.fill_share:.1%} filled",

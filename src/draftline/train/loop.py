@@ -92,8 +92,7 @@ class Loop:
 
     def train_step(self) -> Launched:
         job, micro, tokens, supervised = self.job, None, 0, 0
-        first = self.step * job.micro_batches_per_step
-        for index in range(first, first + job.micro_batches_per_step):
+        for index in job.micro_batches(self.step):
             batch = job.features.get(index)
             sums = job.step.forward_backward(batch)
             micro = sums if micro is None else micro + sums

@@ -48,7 +48,7 @@ class Optimizer:
         norm = nn.utils.get_total_norm(gradients)
         torch._foreach_mul_(gradients, (self.section.clip_norm / norm).clamp(max=1.0))
         skip = ~torch.isfinite(norm) | (weight_sum == 0)
-        self.adamw.found_inf = skip.float()  # type: ignore[attr-defined]
+        self.adamw.found_inf = skip.float()  # type: ignore[attr-defined]  # read by step, declared nowhere
         for group in self.adamw.param_groups:
             group["lr"] = self.lr
         self.adamw.step()

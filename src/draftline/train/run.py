@@ -133,9 +133,10 @@ def summarise(job: Job, folder: RunFolder, loop: Loop, seconds: float, reports: 
 
 
 def summary_facts(summary: dict[str, Any]) -> dict[str, Any]:
+    speed = f"{summary['tokens_per_s']:,.0f}/s over {summary['train_seconds']:.0f} s"
     facts = {
         "steps": f"{summary['steps']:,}",
-        "tokens": f"{summary['target_tokens']:,} ({summary['tokens_per_s']:,.0f}/s over {summary['train_seconds']:.0f} s)",
+        "tokens": f"{summary['target_tokens']:,} ({speed})",
         "loss": "none: no step was left to do" if summary["loss"] is None else f"{summary['loss']:.4f}",
         "proxy tau": "none" if summary["proxy_tau"] is None else f"{summary['proxy_tau']:.3f}",
     }
