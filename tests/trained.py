@@ -58,7 +58,7 @@ def judged(step: DrafterStep, capture: FeatureCapture, data: RowStream) -> tuple
     """(slot accuracy, proxy tau) over the whole data in one batch."""
     batch = capture(data.batch(0))
     _, micro = step.forward(batch, sample_blocks(batch.packed, data.row_length, seed=0))
-    return (micro.slot_correct / micro.slot_count).tolist(), float(micro.blocks / micro.steps_sum)
+    return (micro.slot_correct / micro.slot_count).tolist(), float(micro.committed / micro.verify_steps)
 
 
 def row(ids: Sequence[int], prompt: int) -> TokenRow:

@@ -103,7 +103,7 @@ class StepReport:
 
     step: int
     loss: float  # sum of weighted slot losses / sum of weights
-    proxy_tau: float  # harmonic mean over blocks of (matched prefix + 1), see drafter.step.tally
+    proxy_tau: float  # tokens per verification step over the sampled anchors, see drafter.step.walk
     slot_accuracy: tuple[float, ...]  # [B-1] share of supervised slots whose argmax is the label
     blocks: int
     tokens: int  # target tokens consumed, padding not counted

@@ -21,7 +21,8 @@ class MicroStep:
 
     loss_sum: Tensor
     weight_sum: Tensor
-    steps_sum: Tensor  # sum over kept blocks of 1 / (matched prefix + 1): verification steps that a token costs there
+    committed: Tensor  # tokens committed and
+    verify_steps: Tensor  # steps taken by decoding's walk over the sampled anchors; their quotient is proxy tau
     blocks: Tensor
     slot_correct: Tensor  # [K]
     slot_count: Tensor  # [K]
@@ -30,7 +31,10 @@ class MicroStep:
         return MicroStep(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
 
     def values(self) -> tuple[Tensor, ...]:
-        return (self.loss_sum, self.weight_sum, self.steps_sum, self.blocks, self.slot_correct, self.slot_count)
+        return (
+            self.loss_sum, self.weight_sum, self.committed, self.verify_steps, self.blocks, self.slot_correct,
+            self.slot_count,
+        )  # fmt: skip
 
 
 class DrafterStep:
@@ -64,14 +68,15 @@ class DrafterStep:
         packed = batch.packed
         stacked = np.stack([packed.ids, packed.loss_mask, packed.document, packed.position])  # one copy to the device
         ids, mask, document, position = to_device(torch.from_numpy(stacked), batch.taps.device)
-        slots = slot_targets(ids, mask.bool(), document, blocks, self.drafter.spec.block_size)
+        mask = mask.bool()
+        slots = slot_targets(ids, mask, document, blocks, self.drafter.spec.block_size)
         hidden = self.hidden(batch.taps, ids, position, blocks)  # [R, N, B, d]
         teacher = gather_teacher(batch.final, slots) if self.loss.needs_final else None
         loss_sum, weight_sum, outcome = head_loss(
             hidden[:, :, 1:].flatten(0, 1), self.head, slots.label.flatten(0, 1), slots.supervised.flatten(0, 1),
             teacher, self.loss, self.chunk_loss,
         )  # fmt: skip
-        return loss_sum, tally(loss_sum.detach(), weight_sum, outcome, blocks.keep)
+        return loss_sum, tally(loss_sum.detach(), weight_sum, outcome, blocks, eligible_rank(mask, document))
 
     def hidden(self, taps: Tensor, ids: Tensor, position: Tensor, blocks: Blocks) -> Tensor:
         """Final-normed states of every slot of every block, [R, N, B, d]. taps [R, S, K*d], ids and position [R, S]."""
@@ -103,13 +108,61 @@ def gather_teacher(final: Tensor | None, slots: SlotTargets) -> Tensor:
     return final[rows, index].unflatten(1, slots.position.shape[1:]).flatten(0, 1)
 
 
-def tally(loss_sum: Tensor, weight_sum: Tensor, outcome: SlotOutcome, keep: Tensor) -> MicroStep:
-    """The sums behind loss, proxy tau and slot accuracy. outcome bool [M, K], keep [R, N].
-
-    Proxy tau is the harmonic mean of (matched prefix + 1) over blocks. Anchors are drawn evenly over tokens, while
-    decoding stops at one token in every (matched prefix + 1): a plain mean over tokens counts easy stretches too often.
-    """
+def tally(loss_sum: Tensor, weight_sum: Tensor, outcome: SlotOutcome, blocks: Blocks, rank: Tensor) -> MicroStep:
+    """The sums behind loss, proxy tau and slot accuracy. outcome bool [R*N, K], rank as in `walk`."""
     hit = outcome.correct & outcome.supervised
-    length = hit.long().cumprod(-1).sum(-1) + 1
-    kept = keep.flatten()
-    return MicroStep(loss_sum, weight_sum, (kept / length).sum(), kept.sum(), hit.sum(0), outcome.supervised.sum(0))
+    matched, known = hit.long().cumprod(-1).sum(-1), outcome.supervised.sum(-1)
+    ends = (matched == known) & (known < hit.shape[-1])  # the answer ends inside the block: no bonus token follows
+    length = (matched + ~ends).clamp(min=1).view_as(blocks.anchor)  # padded blocks too: a step commits a token
+    committed, verify_steps = walk(blocks, length, rank)
+    kept = blocks.keep.sum()
+    return MicroStep(loss_sum, weight_sum, committed, verify_steps, kept, hit.sum(0), outcome.supervised.sum(0))
+
+
+def walk(blocks: Blocks, length: Tensor, rank: Tensor) -> tuple[Tensor, Tensor]:
+    """(tokens committed, verification steps) of decoding's walk over the sampled anchors of each row.
+
+    length [R, N]: tokens committed from each anchor (matched prefix and bonus); rank [R, S+1]: eligible anchors before
+    each position. From anchor a the walk goes on at the first sampled anchor from a + length on. With every eligible
+    anchor sampled this is decoding itself, and committed / steps is tau. Otherwise anchors are passed over that
+    decoding may have stopped at: half of them are counted, at the rate of the anchor after them. Counting none or all
+    gave 3.83 and 3.31 for a SmolLM2 drafter of tau 3.47 with 45% of its anchors sampled; a plain mean over blocks gave
+    5.07, because decoding leaps over the easy stretches that sampling lingers in.
+    """
+    stops, following = marked_stops(blocks, length)
+    last = rank.shape[1] - 1
+    landing = rank.gather(1, (blocks.anchor + length).clamp(max=last))
+    reached = rank.gather(1, blocks.anchor)
+    pad = reached.new_zeros((len(reached), 1))
+    has_next = torch.cat([blocks.keep, pad.bool()], 1).gather(1, following)
+    next_rank, next_length = torch.cat([reached, pad], 1).gather(1, following), torch.cat([length, pad + 1], 1)
+    skipped = torch.where(stops & has_next, next_rank - landing, 0)
+    skipped_steps = skipped / next_length.gather(1, following)
+    before = torch.where(blocks.keep[:, 0], reached[:, 0], 0)  # eligible anchors before the first sampled one
+    tokens = (length * stops).sum() + 0.5 * (skipped.sum() + before.sum())
+    steps = stops.sum() + 0.5 * (skipped_steps.sum() + (before / length[:, 0]).sum())
+    return tokens, steps
+
+
+def marked_stops(blocks: Blocks, length: Tensor) -> tuple[Tensor, Tensor]:
+    """(anchors that the walk stops at, bool [R, N]; number of the anchor after each, N past the end, int64 [R, N]).
+
+    Pointer doubling: after t rounds the first 2^t stops of each row are marked.
+    """
+    rows, count = blocks.anchor.shape
+    place = torch.where(blocks.keep, blocks.anchor, torch.iinfo(torch.int64).max // 2)
+    following = torch.searchsorted(place, place + length)
+    jump = torch.cat([following, following.new_full((rows, 1), count)], dim=1)
+    marked = torch.zeros_like(jump)
+    marked[:, 0] = 1
+    for _ in range(count.bit_length()):
+        marked = marked.scatter_reduce(1, jump, marked, "amax")
+        jump = jump.gather(1, jump)
+    return marked[:, :count].bool() & blocks.keep, following
+
+
+def eligible_rank(mask: Tensor, document: Tensor) -> Tensor:
+    """int64 [R, S+1]: how many eligible anchors (SPEC 4) stand before each position."""
+    inside = mask[:, :-1] & mask[:, 1:] & (document[:, :-1] == document[:, 1:]) & (document[:, :-1] >= 0)
+    count = inside.long().cumsum(1)
+    return torch.cat([count.new_zeros((len(count), 1)), count, count[:, -1:]], dim=1)

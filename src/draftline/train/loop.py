@@ -105,8 +105,8 @@ class Loop:
 
     def report(self, launched: Launched, numbers: Tensor, seconds: float) -> StepReport:
         """Turn a step's sums into its report; raises RunError where the loss or the gradient is not finite."""
-        loss_sum, weight_sum, steps_sum, blocks, norm = numbers[:5].tolist()
-        correct, count = numbers[5:].chunk(2)
+        loss_sum, weight_sum, committed, verify_steps, blocks, norm = numbers[:6].tolist()
+        correct, count = numbers[6:].chunk(2)
         if not math.isfinite(norm) or not math.isfinite(loss_sum):
             raise RunError(
                 f"step {launched.step}: loss sum {loss_sum} or gradient norm {norm} is not finite; it was not taken",
@@ -116,7 +116,7 @@ class Loop:
         return StepReport(
             step=launched.step,
             loss=loss_sum / weight_sum if weight_sum else 0.0,
-            proxy_tau=blocks / steps_sum if blocks else 0.0,
+            proxy_tau=committed / verify_steps if verify_steps else 0.0,
             slot_accuracy=tuple((correct / count.clamp(min=1)).tolist()),
             blocks=int(blocks),
             tokens=launched.tokens,
@@ -174,7 +174,7 @@ class HostNumbers:
 
 
 def to_host(micro: MicroStep, norm: Tensor) -> HostNumbers:
-    single = (micro.loss_sum, micro.weight_sum, micro.steps_sum, micro.blocks, norm)
+    single = (micro.loss_sum, micro.weight_sum, micro.committed, micro.verify_steps, micro.blocks, norm)
     return HostNumbers(
         torch.cat([torch.stack([t.double() for t in single]), micro.slot_correct.double(), micro.slot_count.double()])
     )
