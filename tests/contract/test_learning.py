@@ -72,16 +72,16 @@ def test_ten_answers_learned_by_heart() -> None:
     steps = committed(sample.trained, sample.prompts, 41)
     tau = sum(steps) / len(steps)
     assert 4.5 < tau <= 5 and 4.2 < sample.trained.proxy_tau <= 5
-    assert sample.trained.proxy_tau == pytest.approx(tau, rel=0.1)
+    assert sample.trained.proxy_tau == pytest.approx(tau, rel=0.03)
 
 
 def test_a_half_learned_drafter_accepts_drafts_of_every_length() -> None:
-    """Proxy tau is cautious there: misses that do not come in stretches cost decoding less than it says."""
+    """Proxy tau over every anchor is decoding's own walk."""
     sample = overfitted(60)
     steps = committed(sample.trained, sample.prompts, 41)
     tau = sum(steps) / len(steps)
     assert set(steps) == {1, 2, 3, 4, 5} and 1.5 < tau < 4
-    assert 0.6 * tau < sample.trained.proxy_tau < 1.05 * tau
+    assert sample.trained.proxy_tau == pytest.approx(tau, rel=0.05)
 
 
 def test_the_target_is_never_trained() -> None:
