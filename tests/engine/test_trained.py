@@ -6,7 +6,6 @@ DRAFTLINE_VLLM_PYTHON names the interpreter that has vLLM, DRAFTLINE_REAL_TARGET
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,26 +112,24 @@ def test_a_speculators_folder_is_the_same_drafter(
     assert found.report["slot_acceptance"] == quickstart_in_vllm.report["slot_acceptance"]
 
 
-@pytest.fixture(scope="module")
-def server(quickstart_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with the quickstart's drafter. max-model-len: the longest prompt and answer, and room for two blocks."""
+def test_a_server_shows_the_same_tau(quickstart_run: Path, quickstart_in_vllm: InVllm, tmp_path: Path) -> None:
+    """The server renders the conversations itself and stops by the target's own generation config."""
     draft = quickstart_run / "export"
+    with vllm_server(INTERPRETER, server_words(draft), tmp_path / "log.txt") as url:
+        done = verb("eval", *eval_words(quickstart_request(draft)), "--server", url)
+    served, wanted = json.loads(done.out), quickstart_in_vllm.report
+    assert (served["prompts"], served["tokens"], served["block_size"]) == (48, wanted["tokens"], 8)
+    assert served["tau"] == pytest.approx(wanted["tau"], rel=SAME_TAU)
+
+
+def server_words(draft: Path) -> list[str]:
+    """512 positions hold the longest prompt, its answer and two blocks of room: vLLM stops drafting near the limit."""
     speculative = {"method": "dflash", "model": str(draft.resolve()), "num_speculative_tokens": 7}
-    words = [
+    return [
         *("--model", str(ASSETS / "tiny_target"), "--dtype", "float32", "--max-model-len", "512"),
         *("--max-num-seqs", "1", "--enforce-eager", "--no-enable-prefix-caching"),
         *("--speculative-config", json.dumps(speculative)),
     ]
-    with vllm_server(INTERPRETER, words, tmp_path_factory.mktemp("server") / "log.txt") as url:
-        yield url
-
-
-def test_a_server_shows_the_same_tau(server: str, quickstart_run: Path, quickstart_in_vllm: InVllm) -> None:
-    """The server renders the conversations itself and stops by the target's own generation config."""
-    done = verb("eval", *eval_words(quickstart_request(quickstart_run / "export")), "--server", server)
-    served, wanted = json.loads(done.out), quickstart_in_vllm.report
-    assert (served["prompts"], served["tokens"], served["block_size"]) == (48, wanted["tokens"], 8)
-    assert served["tau"] == pytest.approx(wanted["tau"], rel=SAME_TAU)
 
 
 # Four of the six answers follow a pattern, which a drafter of one layer learns within a minute.
