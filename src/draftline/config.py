@@ -87,9 +87,9 @@ class DrafterSection(Section):
 
 class LossSection(Section):
     kind: Literal["ce", "ce_target", "kl", "tv"] = Field(
-        "ce", description="ce: data token; ce_target: target's argmax; kl, tv: distance to the target's distribution"
+        "kl", description="ce: data token; ce_target: target's argmax; kl, tv: distance to the target's distribution"
     )
-    weights: Literal["exponential", "dpace"] = "exponential"
+    weights: Literal["exponential", "dpace"] = "dpace"
     gamma: float | None = Field(None, gt=0, description="decay of the exponential weights; None: from the block size")
     alpha: float = Field(0.5, ge=0, le=1, description="smoothing of the D-PACE weights")
 

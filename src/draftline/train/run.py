@@ -13,6 +13,7 @@ from draftline.environment.switches import configure_torch
 from draftline.errors import Interrupted, PlainError, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
 from draftline.export.speculators import speculators_config
+from draftline.export.folder import record_tau
 from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded, RunStarted
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
@@ -102,6 +103,7 @@ def evaluate_export(job: Job, folder: RunFolder, log: EventLog) -> list[EvalRepo
         return []
     report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), job.target)
     log.write(Evaluation(report))
+    record_tau(folder.export, [report])
     return [report]
 
 
