@@ -12,8 +12,8 @@ from draftline.environment.fingerprint import fingerprint
 from draftline.environment.switches import configure_torch
 from draftline.errors import Interrupted, PlainError, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
-from draftline.export.speculators import speculators_config
 from draftline.export.folder import record_tau
+from draftline.export.speculators import speculators_config
 from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded, RunStarted
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
