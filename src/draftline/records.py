@@ -120,7 +120,8 @@ class EvalReport:
     benchmark: str
     engine: str
     tau: float  # tokens committed per verification step, bonus token included
-    slot_acceptance: tuple[float, ...]  # [B-1] share of steps in which draft slot k was accepted
+    slot_acceptance: tuple[float, ...]  # [B-1] share of steps in which draft slot k was accepted; an engine's own
+    # counters include what lies past an answer's end, draftline's decoding does not
     prompts: int
     verify_steps: int
     tokens: int

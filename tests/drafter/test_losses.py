@@ -122,7 +122,7 @@ def test_packed_rows_equal_the_documents_alone(kind: LossKind, geometry: str) ->
     packed_rows = [[documents[1], documents[2], documents[3]], [documents[4], documents[0]]]
     together, gradients = gradient_of(kind, GEOMETRIES[geometry], packed_rows, 36)
     apart, alone = gradient_of(kind, GEOMETRIES[geometry], [[d] for d in documents], 36)
-    assert int(together[3]) == 6 + 11 + 1 + 11 + 0
+    assert int(together[4]) == 6 + 11 + 1 + 11 + 0
     for a, b in zip(together, apart, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     for a, b in zip(gradients, alone, strict=True):

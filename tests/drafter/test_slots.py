@@ -151,5 +151,5 @@ def test_a_batch_of_padding_alone_has_no_weight_and_zero_gradients() -> None:
     document = random_document(np.random.default_rng(0), spec, 20, 19)  # one supervised token: no anchor
     step = make_step(spec, LossKind("kl", "dpace", 4.0, 0.5))
     micro = step.forward_backward(features([[document]], 24))
-    assert [float(v.sum()) for v in micro.values()] == [0.0] * 6
+    assert [float(v.sum()) for v in micro.values()] == [0.0] * 7
     assert all(not p.grad.any() for p in step.drafter.parameters())

@@ -46,6 +46,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "data.jsonl").write_text("\n".join(rows))
     words = ["data.sequence_length=64", "drafter.layers=1", "drafter.block_size=8", "drafter.taps=[0, 2]"]
     words += ["train.epochs=160", "train.rows_per_step=4", "train.anchors=24", "optim.lr=1.0e-2"]
+    words += ["loss.kind=ce", "loss.weights=exponential"]  # learned by heart soonest
     (home / "recipe.yaml").write_text(
         f"target: {{path: {home / 'target'}}}\ndata: {{train: {home / 'data.jsonl'}}}\ntrain: {{out: {home / 'run'}}}\n"
     )
