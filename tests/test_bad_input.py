@@ -20,6 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from builders import save_target, word_tokenizer
 from command import Done, draftline_here
+from draftline.config import load_recipe
 from runs import write_recipe, write_rows
 
 GOOD_ROW = {"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2 w3 w4"}]}
@@ -102,7 +103,6 @@ def test_recipe_file(tmp_path: Path, content: bytes | None, said: list[str]) -> 
         ("drafter.taps=[]", ["drafter.taps: the list must not be empty"]),
         ("drafter.taps=[3, 1]", ["taps [3, 1] must be ascending and distinct"]),
         ("drafter.taps=[0, 4]", ["drafter.taps [0, 4]: the target has layers 0..3", "0-based"]),
-        ("drafter.block_size=12", ["drafter.block_size 12 has no published gamma (4 for 8, 5 for 10, 7 for 16)"]),
         ("drafter.hidden_size=64", ["drafter.hidden_size 64 differs from the target's 32", "leave hidden_size out"]),
         ("drafter.head_dim=7", ["drafter.head_dim 7: RoPE turns 7 of its dimensions, and must turn pairs"]),
         ("drafter.attention_heads=3", ["drafter.attention_heads 3 must be a multiple of drafter.key_value_heads 2"]),
@@ -117,6 +117,13 @@ def test_recipe_file(tmp_path: Path, content: bytes | None, said: list[str]) -> 
 )
 def test_recipe_values(home: Path, words: str, said: list[str]) -> None:
     refused(train(home, words), *said)
+
+
+def test_a_block_size_without_a_published_gamma(home: Path) -> None:
+    """Exponential weights need it; D-PACE weights, the default, do not."""
+    said = "drafter.block_size 12 has no published gamma (4 for 8, 5 for 10, 7 for 16): set loss.gamma"
+    refused(train(home, "drafter.block_size=12", "loss.weights=exponential"), said)
+    assert load_recipe(home / "recipe.yaml", ["drafter.block_size=12"]).gamma is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the fault is to have no CUDA device")

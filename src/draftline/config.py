@@ -156,15 +156,15 @@ class Recipe(Section):
     export: ExportSection = ExportSection()
 
     @property
-    def gamma(self) -> float:
-        """Decay length of the exponential slot weights, in slots (SPEC 5)."""
+    def gamma(self) -> float | None:
+        """Decay length of the exponential slot weights, in slots (SPEC 5); None only where other weights are used."""
         if self.loss.gamma is not None:
             return self.loss.gamma
-        return GAMMA_BY_BLOCK_SIZE[self.drafter.block_size]
+        return GAMMA_BY_BLOCK_SIZE.get(self.drafter.block_size)
 
     @model_validator(mode="after")
     def gamma_is_known(self) -> Recipe:
-        if self.loss.gamma is None and self.drafter.block_size not in GAMMA_BY_BLOCK_SIZE:
+        if self.loss.weights == "exponential" and self.gamma is None:
             known = ", ".join(f"{g:g} for {b}" for b, g in GAMMA_BY_BLOCK_SIZE.items())
             raise ValueError(
                 f"drafter.block_size {self.drafter.block_size} has no published gamma ({known}): set loss.gamma"

@@ -103,7 +103,7 @@ def show_results(recipe: Recipe, assets: Path, out: Path, notices: Notices) -> N
             "answers": out / "answers.jsonl",
             "recipe": f"{out / 'recipe.yaml'} (change it, then: draftline train {out / 'recipe.yaml'} train.out=...)",
             "run": f"{out / 'run'} (events.jsonl, checkpoints/, summary.json)",
-            "drafter": f"{export} (for vLLM, SGLang and transformers; its README.md has the commands)",
+            "drafter": f"{export} (its README.md has the commands that serve it)",
         }
     )
 

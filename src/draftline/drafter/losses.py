@@ -25,7 +25,7 @@ class LossKind:
 
     kind: str
     weights: str
-    gamma: float
+    gamma: float | None  # given where the weights are exponential
     alpha: float
 
     @property
@@ -122,6 +122,7 @@ def chunk_loss(
     if kind.weights == "dpace":
         weight = dpace_weights(cross_entropy, supervised, kind.alpha)
     else:
+        assert kind.gamma is not None
         weight = exponential_weights(supervised, kind.gamma)
     correct = logits.argmax(-1) == label
     if kind.kind in ("kl", "tv") and teacher_logits is not None:

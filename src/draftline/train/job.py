@@ -166,7 +166,7 @@ def derived_facts(job: Job) -> dict[str, Any]:
         "taps": f"{list(spec.target_layer_ids)} of {spec.num_target_layers} layers",
         "block": f"{spec.block_size} tokens, mask token {spec.mask_token_id} "
         f"{job.target.tokenizer.convert_ids_to_tokens(spec.mask_token_id) or '(padding row)'}",
-        "loss": f"{recipe.loss.kind}, {recipe.loss.weights} weights, gamma {recipe.gamma:g}",
+        "loss": f"{recipe.loss.kind}, {weights_text(recipe)}",
         "steps": f"{job.total_steps:,} of {recipe.train.rows_per_step} rows, {job.step.anchors} anchors a row",
     }
 
@@ -180,6 +180,12 @@ def provenance_of(recipe: Recipe, target: Target, stream: RowStream) -> Provenan
         thinking=recipe.data.template_kwargs.get("enable_thinking"),
         data_hash=stream.content_hash,
     )
+
+
+def weights_text(recipe: Recipe) -> str:
+    if recipe.loss.weights == "dpace":
+        return f"D-PACE weights, alpha {recipe.loss.alpha:g}"
+    return f"exponential weights, gamma {recipe.gamma:g}"
 
 
 def anchors_for(recipe: Recipe, device: torch.device) -> int:
