@@ -77,9 +77,11 @@ def evaluate_here(request: EvalRequest, target: Target | None = None) -> Measure
     console = stderr_console()
     with Progress("eval", len(task.prompts), console=console, every=max(1, len(task.prompts) // 4)) as progress:
 
+        committed: list[int] = []
+
         def advance(answer: Decoded) -> None:
-            tau = sum(answer.committed) / max(1, len(answer.committed))
-            progress.advance(tokens=len(answer.ids), tau_here=tau)
+            committed.extend(answer.committed)
+            progress.advance(tokens=len(answer.ids), tau=sum(committed) / max(1, len(committed)))
 
         return measure(target, drafter, task, advance)
 
