@@ -41,10 +41,14 @@ main()
 """
 
 
+DISPOSITION = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+
 @contextmanager
 def signal_at(step: int, number: signal.Signals, times: int = 1) -> Iterator[None]:
     """The process gets the signal while it works on a step."""
     whole_step = Loop.train_step
+    before = signal.signal(number, DISPOSITION[number])  # a runner in the background ignores SIGINT
 
     def train_step(loop: Loop) -> Launched:
         for _ in range(times if loop.step == step else 0):
@@ -54,6 +58,7 @@ def signal_at(step: int, number: signal.Signals, times: int = 1) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "train_step", train_step)
         yield
+    signal.signal(number, before)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +139,13 @@ def test_a_signal_before_the_first_step_is_done(straight: Path, stopped: Path) -
     assert checkpoint_names(stopped / "run") == ["step-0000001"]
     assert draftline_here("train", stopped / "recipe.yaml", "--resume").code == 0
     assert_same_bits(stopped / "run" / "checkpoints" / LAST, straight / "run" / "checkpoints" / LAST)
+
+
+def test_a_signal_that_the_process_ignores_stays_ignored(stopped: Path) -> None:
+    with signal_at(AT_STEP, signal.SIGINT):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        done = draftline_here("train", stopped / "recipe.yaml", "--resume")
+    assert done.code == 0, done.err
 
 
 def test_a_second_signal_ends_at_once(stopped: Path) -> None:

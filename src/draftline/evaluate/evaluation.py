@@ -76,7 +76,6 @@ def evaluate_here(request: EvalRequest, target: Target | None = None) -> Measure
     task = decoding_task(request, target)
     console = stderr_console()
     with Progress("eval", len(task.prompts), console=console, every=max(1, len(task.prompts) // 4)) as progress:
-
         committed: list[int] = []
 
         def advance(answer: Decoded) -> None:

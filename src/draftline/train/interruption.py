@@ -12,7 +12,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interruption:
     """While entered, `received` turns from None into the first signal that arrives; the loop looks at it between steps.
 
-    From that moment both signals do again what they did before, so that a second Ctrl-C does not wait for the save.
+    From that moment both signals do again what they did before, so that a second Ctrl-C does not wait for the save. A
+    signal that the process was started to ignore stays ignored: shells start background jobs without SIGINT.
     """
 
     def __init__(self) -> None:
@@ -20,7 +21,8 @@ class Interruption:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
-        self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._remember) for number in heard}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
