@@ -12,6 +12,7 @@ import yaml
 from rich.text import Text
 
 from draftline.config import Recipe, load_recipe
+from draftline.data.conversations import read_prompts
 from draftline.decode.chain import Decoded
 from draftline.drafter.model import Drafter
 from draftline.errors import InputError
@@ -96,6 +97,8 @@ def show_results(recipe: Recipe, assets: Path, out: Path, notices: Notices) -> N
     )
     mark = "what is green" if notices.console.is_terminal else "what stands in [brackets]"
     notices.section(f"one answer; {mark} was drafted and accepted, the rest the target chose itself")
+    question = read_prompts(str(request.prompts), 1)[0].messages[-1]["content"]
+    notices.console.print(Text(f"{question}\n", style="dim"), soft_wrap=True)
     notices.console.print(coloured(target, trained.answers[0], notices.console.is_terminal), soft_wrap=True)
     notices.section("where everything lies")
     notices.facts(
