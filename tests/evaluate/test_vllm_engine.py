@@ -5,10 +5,23 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from draftline.errors import InputError, RunError
 from draftline.evaluate.acceptance import Acceptance, check_counts
-from draftline.evaluate.vllm_engine import Decoding, Served, evaluate_with_vllm, make_job, run_worker, same_text_share
+from draftline.evaluate.vllm_engine import (
+    Decoding,
+    Served,
+    evaluate_with_vllm,
+    k_norm_spread,
+    make_job,
+    run_worker,
+    same_text_share,
+    warn_of_shared_k_norm,
+)
+from draftline.export.layout import drafter_shapes
+from draftline.export.reference import write_reference
+from draftline.records import DrafterSpec
 
 GREEDY = Decoding(max_new_tokens=20, temperature=0.0, stop_token_ids=(2,), dtype="float32", seed=0, compare_plain=False)
 
@@ -19,6 +32,39 @@ def test_an_interpreter_without_vllm_is_named() -> None:
         run_worker(sys.executable, {"target": ".", "draft": None})
     assert sys.executable in caught.value.what
     assert "scripts/setup_vllm_cpu.sh" in caught.value.remedy
+
+
+def test_a_drafter_that_vllm_on_a_cpu_misreads_is_told_from_one_it_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = DrafterSpec(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=32,
+        block_size=8,
+        mask_token_id=4,
+        target_layer_ids=(0, 2),
+        num_target_layers=4,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        max_position_embeddings=256,
+        layer_types=("full_attention",) * 3,
+    )
+    for name, third in (("alike", 1.01), ("apart", 1.25)):
+        tensors = {k: torch.randn(shape) * 0.02 for k, shape in drafter_shapes(spec).items()}
+        for i, value in enumerate((1.0, 1.0, third)):
+            tensors[f"layers.{i}.self_attn.k_norm.weight"] = torch.full((spec.head_dim,), value)
+        (tmp_path / name).mkdir()
+        write_reference(tmp_path / name, spec, tensors, torch.float32)
+    assert k_norm_spread(tmp_path / "apart") == 0.25
+    warn_of_shared_k_norm("0.32.0", tmp_path / "alike")
+    assert capsys.readouterr().err == ""
+    warn_of_shared_k_norm("0.32.0", tmp_path / "apart")
+    assert "all layers with layer 0's k_norm; this drafter's differ by up to 0.25" in capsys.readouterr().err
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:

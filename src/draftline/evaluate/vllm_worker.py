@@ -87,6 +87,7 @@ def refusal(job: Job) -> str:
 def run(job: Job) -> dict[str, Any]:
     """Decode every prompt after a short warm-up. Counters and seconds cover the prompts alone."""
     import vllm
+    from vllm.platforms import current_platform
 
     engine = make_engine(job)
     generate(engine, job["prompts"][0], sampling_params(job, WARM_UP_TOKENS, 0))
@@ -95,7 +96,8 @@ def run(job: Job) -> dict[str, Any]:
     answers = [generate(engine, prompt, sampling_params(job, limit, i)) for i, prompt in enumerate(job["prompts"])]
     seconds = time.perf_counter() - started_s
     moved = {name: [a - b for a, b in zip(now, before[name], strict=True)] for name, now in counters(engine).items()}
-    return {"answers": answers, "seconds": seconds, "counters": moved, "vllm": vllm.__version__}
+    on_cpu = current_platform.is_cpu()
+    return {"answers": answers, "seconds": seconds, "counters": moved, "vllm": vllm.__version__, "on_cpu": on_cpu}
 
 
 def main() -> None:
