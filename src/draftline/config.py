@@ -131,6 +131,37 @@ class TrainSection(Section):
 
 class PlacementSection(Section):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
+    kind: Literal["colocated", "split", "auto"] = Field(
+        "colocated",
+        description="colocated: every rank captures and trains; split: some capture for the others; auto: measured",
+    )
+    targets: int | None = Field(None, ge=1, description="target replicas of a split; None: the ranks that are left")
+    drafters: int | None = Field(None, ge=1, description="drafter ranks; None: the ranks that are left")
+    tensor_parallel: int = Field(1, ge=1, description="ranks that share one target replica of a split")
+    sharded: bool = Field(False, description="drafter layers and their AdamW state spread over the drafter ranks")
+    channel: Literal["auto", "shared_memory", "distributed"] = Field(
+        "auto", description="how features travel; auto: shared memory inside a host, torch.distributed between hosts"
+    )
+    channel_gib: float = Field(2.0, gt=0, description="features in flight towards one drafter rank, at most")
+    max_restarts: int | None = Field(
+        None,
+        ge=0,
+        description="new attempts after a rank died; None: 3 where draftline starts the ranks, see launch.py",
+    )
+    stall_s: float = Field(20.0, gt=0, description="a rank that shows no progress for so long is ended")
+    start_up_s: float = Field(3600.0, gt=0, description="the same for loading and for the first, compiling, steps")
+
+    @model_validator(mode="after")
+    def consistent(self) -> PlacementSection:
+        if self.kind == "split" and self.targets is None and self.drafters is None:
+            raise ValueError("split needs targets or drafters: how many ranks capture, how many train")
+        if self.kind != "split" and self.targets is not None:
+            raise ValueError(f"targets belongs to kind split; {self.kind} ranks find their own")
+        if self.kind == "auto" and self.drafters is not None:
+            raise ValueError("drafters is what kind auto finds out: leave it out, or choose split")
+        if self.tensor_parallel > 1 and self.kind != "split":
+            raise ValueError("tensor_parallel spreads the target replicas of kind split")
+        return self
 
 
 class EvalSection(Section):
@@ -161,6 +192,16 @@ class Recipe(Section):
         if self.loss.gamma is not None:
             return self.loss.gamma
         return GAMMA_BY_BLOCK_SIZE.get(self.drafter.block_size)
+
+    @model_validator(mode="after")
+    def every_drafter_has_work(self) -> Recipe:
+        micro_batches = self.train.rows_per_step // self.train.rows_per_micro_batch
+        if self.placement.drafters is not None and self.placement.drafters > micro_batches:
+            raise ValueError(
+                f"placement.drafters {self.placement.drafters} is more than the {micro_batches} micro-batches a step "
+                f"(train.rows_per_step / train.rows_per_micro_batch): some ranks would never train"
+            )
+        return self
 
     @model_validator(mode="after")
     def gamma_is_known(self) -> Recipe:

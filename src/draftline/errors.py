@@ -22,6 +22,10 @@ class RunError(PlainError):
     """A run that had to end though its input was well formed: exit code 1."""
 
 
+class PeerLost(RunError):
+    """Another rank of the run is gone. The cause is told there: the launcher reports it, and starts again."""
+
+
 class Interrupted(PlainError):
     """A run that saved itself and ended because a signal asked it to: exit code 128 + the signal's number."""
 

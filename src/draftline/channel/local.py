@@ -12,18 +12,17 @@ class LocalChannel:
     host waits for the step before it. Holds at most one batch.
     """
 
-    def __init__(
-        self, source: Callable[[int], PackedBatch], capture: Callable[[PackedBatch], FeatureBatch], count: int
-    ) -> None:
+    def __init__(self, source: Callable[[int], PackedBatch], capture: Callable[[PackedBatch], FeatureBatch]) -> None:
         self.source = source
         self.capture = capture
-        self.count = count
         self.ahead: FeatureBatch | None = None
 
     def prefetch(self, index: int) -> None:
-        """Capture batch `index` now, if there is one."""
-        if index < self.count:
-            self.ahead = self.capture(self.source(index))
+        """Capture batch `index` now."""
+        self.ahead = self.capture(self.source(index))
+
+    def close(self) -> None:
+        self.ahead = None
 
     def get(self, index: int) -> FeatureBatch:
         """The features of batch `index`; captured now unless it is the one prefetched."""

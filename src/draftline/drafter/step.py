@@ -30,6 +30,12 @@ class MicroStep:
     def __add__(self, other: MicroStep) -> MicroStep:
         return MicroStep(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
 
+    @staticmethod
+    def zero(slots: int, device: torch.device) -> MicroStep:
+        """The sums over no micro-batch; K = `slots`."""
+        single, per_slot = torch.zeros((), device=device), torch.zeros(slots, device=device)
+        return MicroStep(single, single, single, single, single, per_slot, per_slot)
+
     def values(self) -> tuple[Tensor, ...]:
         return (
             self.loss_sum, self.weight_sum, self.committed, self.verify_steps, self.blocks, self.slot_correct,

@@ -31,6 +31,46 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def launched() -> bool:
+    """Whether a launcher (draftline's own, torchrun) started this process as one rank of a world."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def local_world_size() -> int:
+    """Ranks on this host."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def restart_count() -> int:
+    """How often torchrun has started this world again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def error_file() -> Path | None:
+    """Where torch's launcher looks for the reason of this rank's end."""
+    value = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(value) if value else None
+
+
+def visible_gpus() -> list[str] | None:
+    """CUDA_VISIBLE_DEVICES as a list; None where it is not set."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return value.split(",") if value is not None else None
+
+
+def missing(defaults: Mapping[str, str]) -> dict[str, str]:
+    """Those of `defaults` that this process's environment does not set."""
+    return {name: value for name, value in defaults.items() if name not in os.environ}
+
+
 def cache_home() -> Path:
     """Absolute folder for caches: XDG_CACHE_HOME, where it is absolute as its specification demands, else ~/.cache."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))

@@ -43,9 +43,10 @@ class Target:
         return self.parts.embedding(ids)
 
 
-def load_target(section: TargetSection, device: torch.device) -> Target:
+def load_target(section: TargetSection, device: torch.device, changes: Mapping[str, Any] | None = None) -> Target:
     """Load model and tokenizer; weights from safetensors only, nothing unpickled.
 
+    changes: further words for from_pretrained, see `partial.py`.
     Raises InputError where the folder or hub id cannot be used, naming it and the remedy.
     """
     dtype = target_dtype(section.dtype, device)
@@ -66,6 +67,7 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # so that they are listed and refused below
                 **common,
+                **(changes or {}),
             )
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(

@@ -22,6 +22,14 @@ class RunFolder:
         return self.root / "events.jsonl"
 
     @property
+    def ranks(self) -> Path:
+        """Output of the ranks that draftline started, by attempt."""
+        return self.root / "ranks"
+
+    def events_of(self, rank: int) -> Path:
+        return self.events if rank == 0 else self.root / f"events-rank{rank}.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
@@ -48,8 +56,10 @@ def open_run_folder(path: str, resume: bool) -> RunFolder:
     """Raises InputError for a folder that holds files (without resume), nothing to go on from (with it), or no right to
     write."""
     folder = RunFolder(Path(path))
-    # a run that was refused before its first step leaves empty folders only
-    has_content = folder.root.is_dir() and any(path.is_file() for path in folder.root.rglob("*"))
+    # a run that was refused before its first step leaves empty folders and its ranks' output only
+    has_content = folder.root.is_dir() and any(
+        path.is_file() for path in folder.root.rglob("*") if not path.is_relative_to(folder.ranks)
+    )
     if folder.root.exists() and not folder.root.is_dir():
         raise InputError(f"train.out {path} is a file", "name a folder")
     if has_content and not resume:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
-from draftline.channel.local import LocalChannel
+from draftline.channel.flow import FeatureLayout
+from draftline.channel.routes import FeatureSource
 from draftline.channel.store import FeatureStore
 from draftline.config import Recipe
 from draftline.data.chat import ChatRenderer
@@ -23,65 +27,172 @@ from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
-from draftline.records import DrafterSpec
+from draftline.records import DrafterSpec, FeatureBatch, PackedBatch
 from draftline.target.capture import FeatureCapture
 from draftline.target.derive import derive_spec
-from draftline.target.load import Target, choose_device, load_target
+from draftline.target.load import Target, load_target
+from draftline.target.partial import borrow_target, load_target_shard
 from draftline.target.parts import prove_parts
 from draftline.train.optimizer import Optimizer
+from draftline.train.plan import Role
+from draftline.train.ranks import Ranks
+from draftline.train.reduction import Reduction, reduction_for
 
 TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
 
 
 @dataclass(frozen=True)
-class Job:
+class Setting:
+    """What capturing and training ranks share: the target (or what a drafter borrows of it), the data, the numbers."""
+
     recipe: Recipe
+    ranks: Ranks
     target: Target
     spec: DrafterSpec
     stream: RowStream
-    features: LocalChannel
-    drafter: Drafter
-    step: DrafterStep
-    optimizer: Optimizer
     total_steps: int
     micro_batches_per_step: int
-    identity: dict[str, Any]  # what a resumed run must share with this one
-    provenance: Provenance
+
+    @property
+    def loss(self) -> LossKind:
+        recipe = self.recipe
+        return LossKind(recipe.loss.kind, recipe.loss.weights, recipe.gamma, recipe.loss.alpha)
+
+    @property
+    def total_micro_batches(self) -> int:
+        return min(self.total_steps * self.micro_batches_per_step, len(self.stream))
+
+    @property
+    def layout(self) -> FeatureLayout:
+        width = self.target.parts.hidden_size
+        return FeatureLayout(
+            self.recipe.train.rows_per_micro_batch, self.stream.row_length, len(self.spec.target_layer_ids) * width,
+            width if self.loss.needs_final else 0, self.target.dtype,
+        )  # fmt: skip
 
     def micro_batches(self, step: int) -> range:
         """Numbers of a step's micro-batches. The last step of the data takes what is left, so no row is dropped."""
         first = step * self.micro_batches_per_step
-        return range(first, min(first + self.micro_batches_per_step, len(self.stream)))
+        return range(first, min(first + self.micro_batches_per_step, self.total_micro_batches))
 
 
-def assemble(recipe: Recipe, notices: Notices) -> Job:
-    """Load, derive, prove and build. Raises InputError on anything the recipe or its files got wrong."""
-    device = choose_device(recipe.placement.device)
-    target = load_target(recipe.target, device)
-    spec = derive_spec(recipe.drafter, target)
-    stream = row_stream(recipe, target, notices)
-    prove_parts(target.model, target.parts, torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device))
-    drafter = Drafter(spec)
+@dataclass(frozen=True)
+class Job:
+    """A training rank's work."""
+
+    setting: Setting
+    features: FeatureSource
+    drafter: Drafter
+    step: DrafterStep
+    optimizer: Optimizer
+    reduction: Reduction
+    identity: dict[str, Any]  # what a resumed run must share with this one
+    provenance: Provenance
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.setting.recipe
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.setting.ranks
+
+    @property
+    def target(self) -> Target:
+        return self.setting.target
+
+    @property
+    def spec(self) -> DrafterSpec:
+        return self.setting.spec
+
+    @property
+    def stream(self) -> RowStream:
+        return self.setting.stream
+
+    @property
+    def total_steps(self) -> int:
+        return self.setting.total_steps
+
+    @property
+    def micro_batches_per_step(self) -> int:
+        return self.setting.micro_batches_per_step
+
+    def own_micro_batches(self, step: int) -> list[int]:
+        """Those of a step that this drafter trains: i with i mod D its number."""
+        drafters, mine = self.ranks.plan.drafters, self.ranks.role.drafter
+        return [index for index in self.setting.micro_batches(step) if index % drafters == mine]
+
+    def most_micro_batches(self, step: int) -> int:
+        """Of any drafter rank; another has this many or one less."""
+        return -(-len(self.setting.micro_batches(step)) // self.ranks.plan.drafters)
+
+    def empty_batch(self) -> FeatureBatch:
+        """A micro-batch of padding: no block, no loss, a gradient of zeros."""
+        layout, device = self.setting.layout, self.target.device
+        shape = (layout.rows, layout.length)
+        zeros, nowhere = np.zeros(shape, dtype=np.int64), np.full(shape, -1, dtype=np.int64)
+        packed = PackedBatch(0, zeros, zeros.astype(bool), nowhere, zeros, nowhere)
+        flat = torch.zeros(layout.slot_bytes // layout.dtype.itemsize, dtype=layout.dtype, device=device)
+        return FeatureBatch(packed, *layout.views(flat))
+
+
+def prepare(recipe: Recipe, notices: Notices, ranks: Ranks, device: torch.device) -> Setting:
+    """Load, derive and prove what this rank's role needs. Collective; raises InputError on every rank where any rank
+    finds fault with the recipe or its files."""
+    split = ranks.plan.kind == "split"
+    mesh = ranks.replica_mesh(device)
+    target = ranks.together(lambda: load_for(recipe, ranks.role, device, mesh))
+    captures = ranks.role.target is not None
+    spec = ranks.together(lambda: derive_spec(recipe.drafter, target) if captures else None)
+    if split:
+        spec = ranks.gather(spec)[ranks.plan.target_ranks(0)[0]]  # a drafter rank has no layers to derive it from
+    assert spec is not None
+    stream = ranks.together(lambda: row_stream(recipe, target, notices))
+    if captures:
+        ids = torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device)
+        ranks.together(lambda: prove_parts(target.model, target.parts, ids))
+    else:
+        ranks.together(lambda: 0.0)
+    per_step = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
+    return Setting(recipe, ranks, target, spec, stream, count_steps(recipe, stream, per_step), per_step)
+
+
+def load_for(recipe: Recipe, role: Role, device: torch.device, mesh: DeviceMesh | None) -> Target:
+    """The target as far as a role needs it."""
+    if role.target is None:
+        return borrow_target(recipe.target, device)
+    if mesh is not None:
+        return load_target_shard(recipe.target, device, mesh)
+    return load_target(recipe.target, device)
+
+
+def assemble(setting: Setting, notices: Notices, features: FeatureSource) -> Job:
+    """A training rank's job. Collective over the training ranks."""
+    recipe, target, device = setting.recipe, setting.target, setting.target.device
+    drafter = Drafter(setting.spec)
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)
-    per_step = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
-    total_steps = count_steps(recipe, stream, per_step)
-    loss = LossKind(recipe.loss.kind, recipe.loss.weights, recipe.gamma, recipe.loss.alpha)
-    anchors = anchors_for(recipe, device)
-    step = DrafterStep(drafter, target.parts.embedding, target.parts.head.weight, loss, anchors, recipe.train.seed)
+    head = target.parts.head.weight
+    step = DrafterStep(
+        drafter, target.parts.embedding, head, setting.loss, anchors_for(recipe, device), recipe.train.seed
+    )
     if device.type == "cuda":
         step.compile()
-    capture = FeatureCapture(target, spec.target_layer_ids, loss.needs_final)
-    store = feature_store(recipe, capture, stream, notices)
-    features = LocalChannel(stream.batch, store or capture, min(total_steps * per_step, len(stream)))
-    optimizer = Optimizer(drafter, recipe.optim, total_steps)
+    reduction = reduction_for(drafter, setting.ranks, device)
+    optimizer = Optimizer(reduction.masters, recipe.optim, setting.total_steps, reduction.total_norm)
     job = Job(
-        recipe, target, spec, stream, features, drafter, step, optimizer, total_steps, per_step,
-        run_identity(recipe, target, spec, stream), provenance_of(recipe, target, stream),
+        setting, features, drafter, step, optimizer, reduction,
+        run_identity(recipe, target, setting.spec, setting.stream), provenance_of(recipe, target, setting.stream),
     )  # fmt: skip
     notices.section("drafter")
     notices.facts(derived_facts(job))
     return job
+
+
+def feature_capture(setting: Setting, notices: Notices) -> Callable[[PackedBatch], FeatureBatch]:
+    """The target's forward, or a look-up where the whole data's features fit on the device."""
+    capture = FeatureCapture(setting.target, setting.spec.target_layer_ids, setting.loss.needs_final)
+    return feature_store(setting.recipe, capture, setting.stream, notices) or capture
 
 
 def count_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) -> int:
@@ -168,6 +279,7 @@ def derived_facts(job: Job) -> dict[str, Any]:
         f"{job.target.tokenizer.convert_ids_to_tokens(spec.mask_token_id) or '(padding row)'}",
         "loss": f"{recipe.loss.kind}, {weights_text(recipe)}",
         "steps": f"{job.total_steps:,} of {recipe.train.rows_per_step} rows, {job.step.anchors} anchors a row",
+        **({"ranks": job.ranks.plan.text} if job.ranks.size > 1 else {}),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,13 +21,26 @@ def learning_rate(step: int, total_steps: int, section: OptimSection) -> float:
     return section.lr * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-class Optimizer:
-    """Divides summed gradients by the summed weights, clips by global norm, steps. No host synchronisation."""
+TotalNorm = Callable[[list[Tensor]], Tensor]
 
-    def __init__(self, model: nn.Module, section: OptimSection, total_steps: int) -> None:
+
+class Optimizer:
+    """Divides summed gradients by the summed weights, clips by global norm, steps. No host synchronisation.
+
+    model holds the fp32 masters, or this rank's shards of them; total_norm gives the norm over all shards.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        section: OptimSection,
+        total_steps: int,
+        total_norm: TotalNorm = nn.utils.get_total_norm,
+    ) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.section = section
         self.total_steps = total_steps
+        self.total_norm = total_norm
         self.steps_done = 0
         self.adamw = torch.optim.AdamW(
             self.parameters, lr=section.lr, betas=section.betas, weight_decay=section.weight_decay, fused=True
@@ -45,7 +59,7 @@ class Optimizer:
         """
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         torch._foreach_div_(gradients, weight_sum.clamp(min=torch.finfo(torch.float32).tiny))
-        norm = nn.utils.get_total_norm(gradients)
+        norm = self.total_norm(gradients)
         torch._foreach_mul_(gradients, (self.section.clip_norm / norm).clamp(max=1.0))
         skip = ~torch.isfinite(norm) | (weight_sum == 0)
         self.adamw.found_inf = skip.float()  # type: ignore[attr-defined]  # read by step, declared nowhere

@@ -1,16 +1,23 @@
-"""A run from recipe to measured drafter: assemble, train, export, evaluate, summarise."""
+"""A run from recipe to measured drafter: the ranks, the stages, then export, evaluation and summary."""
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from draftline.channel.local import LocalChannel
+from draftline.channel.routes import FeatureInbox, FeatureOutbox, FeatureSource
 from draftline.config import Recipe
+from draftline.environment import variables
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.fingerprint import fingerprint
 from draftline.environment.switches import configure_torch
-from draftline.errors import Interrupted, PlainError, RunError
+from draftline.errors import Interrupted, PeerLost, PlainError, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
 from draftline.export.folder import record_tau
 from draftline.export.speculators import speculators_config
@@ -18,30 +25,109 @@ from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded, Ru
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.records import EvalReport
-from draftline.target.load import choose_device
+from draftline.target.load import load_target
 from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
+from draftline.train.connect import connect
+from draftline.train.feeder import Feeder
 from draftline.train.folder import RunFolder, open_run_folder
-from draftline.train.job import Job, assemble, derived_facts
+from draftline.train.job import Job, Setting, assemble, derived_facts, feature_capture, prepare
+from draftline.train.launch import launch, local_world, needs_launcher
 from draftline.train.loop import Loop
 from draftline.train.publishing import export_checkpoint
+from draftline.train.ranks import Ranks, alone, choose_rank_device, join
+
+PEER_GRACE_S = 3.0  # the launcher should see the rank that failed before those that only lost it
 
 
 def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
-    """Run a recipe; returns what summary.json holds. `resume` goes on from the newest complete checkpoint."""
+    """Run a recipe; returns what summary.json holds. `resume` goes on from the newest complete checkpoint.
+
+    Starts the ranks that the recipe and this host ask for, or is one of them where a launcher has started it.
+    """
+    if variables.launched():
+        return record(train_rank)(recipe, resume) or {}
+    world = local_world(recipe)
+    if not needs_launcher(recipe, world):
+        return train_alone(recipe, resume)
     folder = open_run_folder(recipe.train.out, resume)
-    device = choose_device(recipe.placement.device)
+    launch(recipe, folder, world, Notices(stdout_console()))
+    summary: dict[str, Any] = json.loads((folder.root / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def train_alone(recipe: Recipe, resume: bool) -> dict[str, Any]:
+    """In this process, which is the whole world."""
+    folder = open_run_folder(recipe.train.out, resume)
+    device = choose_rank_device(recipe.placement.device)
     configure_torch(device)
     use_compile_cache()
     notices = Notices(stdout_console())
-    job = assemble(recipe, notices)
-    foresee(job, folder)
-    with EventLog(folder.events) as log:
-        loop = Loop(
-            job, folder, log, Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
-        )
-        resumed_from = restore_newest(loop, notices) if resume else None
-        folder.write_recipe(recipe)
-        log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
+    setting = prepare(recipe, notices, alone(recipe.placement, device), device)
+    return train_drafter(setting, folder, colocated_source(setting, notices), notices, resume)
+
+
+def train_rank(recipe: Recipe, resume: bool) -> dict[str, Any]:
+    """As one rank of a world that a launcher started. A signal's end is no failure here: the launcher sent it."""
+    device = choose_rank_device(recipe.placement.device)
+    configure_torch(device)
+    use_compile_cache()
+    ranks = join(recipe.placement, device)
+    notices = Notices(stdout_console() if ranks.first else Console(quiet=True))
+    try:
+        with ranks.heart.phase("start-up"):
+            folder = ranks.together(lambda: rank_folder(recipe, ranks, resume))
+            setting = prepare(recipe, notices, ranks, device)
+            ends = connect(setting) if ranks.plan.kind == "split" else None
+        if ranks.role.drafter is None:
+            assert not isinstance(ends, FeatureInbox)
+            feed(setting, ends, folder, notices)
+            return {}
+        source = ends if isinstance(ends, FeatureInbox) else colocated_source(setting, notices)
+        return train_drafter(setting, folder, source, notices, resume or variables.restart_count() > 0)
+    except Interrupted as interruption:
+        notices.say(str(interruption))
+        return {}
+    except PeerLost:
+        time.sleep(PEER_GRACE_S)
+        raise
+
+
+def rank_folder(recipe: Recipe, ranks: Ranks, resume: bool) -> RunFolder:
+    """Rank 0 opens the run folder; a world that was started again goes on from what it finds there."""
+    if not ranks.first:
+        return RunFolder(Path(recipe.train.out))
+    return open_run_folder(recipe.train.out, resume or variables.restart_count() > 0)
+
+
+def colocated_source(setting: Setting, notices: Notices) -> FeatureSource:
+    return LocalChannel(setting.stream.batch, feature_capture(setting, notices))
+
+
+def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, notices: Notices) -> None:
+    """A capturing rank's whole run."""
+    ranks = setting.ranks
+    feeder = ranks.together(lambda: Feeder(setting, feature_capture(setting, notices), outbox))
+    first_step = ranks.gather(ranks.together(lambda: 0))[0]
+    with EventLog(folder.events_of(ranks.role.rank), ranks.role.rank) as log:
+        log.write(RunStarted(setting.recipe.model_dump(mode="json"), fingerprint()))
+        feeder.run(first_step)
+        log.write(RunEnded("completed"))
+    ranks.leave()
+
+
+def train_drafter(
+    setting: Setting, folder: RunFolder, source: FeatureSource, notices: Notices, resume: bool
+) -> dict[str, Any]:
+    """A training rank's whole run; rank 0 also exports, evaluates and summarises."""
+    ranks, recipe = setting.ranks, setting.recipe
+    job = ranks.together(lambda: assemble(setting, notices, source))
+    with EventLog(folder.events_of(ranks.role.rank), ranks.role.rank) as log:
+        progress = Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
+        loop = Loop(job, folder, log, progress)
+        resumed_from = ranks.gather(ranks.together(lambda: start_step(loop, notices, resume)))[0]
+        if ranks.first:
+            folder.write_recipe(recipe)
+        log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from if resume else None))
         log.write(Derived(derived_facts(job)))
         try:
             summary = finish(loop, notices)
@@ -56,6 +142,12 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
             raise
         log.write(RunEnded("completed"))
     return summary
+
+
+def start_step(loop: Loop, notices: Notices, resume: bool) -> int:
+    """The step to begin at, with everything refused now that would otherwise be refused after training."""
+    foresee(loop.job, loop.folder)
+    return restore_newest(loop, notices) if resume else 0
 
 
 def foresee(job: Job, folder: RunFolder) -> None:
@@ -80,9 +172,16 @@ def restore_newest(loop: Loop, notices: Notices) -> int:
 def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
     job, folder, started = loop.job, loop.folder, time.perf_counter()
     notices.section("training")
-    with loop.progress:
-        loop.run()
+    try:
+        with loop.progress:
+            loop.run()
+    except Interrupted:
+        job.ranks.leave()
+        raise
     seconds = time.perf_counter() - started
+    job.ranks.leave()
+    if not job.ranks.first:
+        return {}
     checkpoint = newest_checkpoint(folder.checkpoints)
     if checkpoint is None:
         raise RunError(f"{folder.checkpoints} holds no checkpoint after training")
@@ -101,7 +200,9 @@ def evaluate_export(job: Job, folder: RunFolder, log: EventLog) -> list[EvalRepo
     recipe = job.recipe
     if recipe.eval.prompts is None:
         return []
-    report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), job.target)
+    whole = job.ranks.role.target is not None
+    target = job.target if whole else load_target(recipe.target, job.target.device)
+    report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), target)
     log.write(Evaluation(report))
     record_tau(folder.export, [report])
     return [report]

@@ -1,0 +1,41 @@
+"""A capturing rank of a split: every micro-batch of its target replica, captured and handed on in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from draftline.channel.routes import FeatureOutbox
+from draftline.records import FeatureBatch, PackedBatch
+from draftline.train.interruption import Interruption
+from draftline.train.job import Setting
+
+
+@dataclass
+class Feeder:
+    """`outbox` is None on the shards of a replica that take part in its forward and send nothing."""
+
+    setting: Setting
+    capture: Callable[[PackedBatch], FeatureBatch]
+    outbox: FeatureOutbox | None
+
+    def run(self, first_step: int) -> None:
+        """Capture from a step on until the end, or until the drafters want no more. Signals are for them to answer."""
+        setting, heart = self.setting, self.setting.ranks.heart
+        targets, mine = setting.ranks.plan.targets, setting.ranks.role.target
+        first = first_step * setting.micro_batches_per_step
+        with Interruption():
+            for index in range(first, setting.total_micro_batches):
+                if index % targets != mine:
+                    continue
+                with heart.phase("capture", f"of micro-batch {index}"):
+                    batch = self.capture(setting.stream.batch(index))
+                if not self.hand_on(batch):
+                    break
+            if self.outbox is not None:
+                self.outbox.close()
+
+    def hand_on(self, batch: FeatureBatch) -> bool:
+        """Whether more is wanted; the shards of a replica decide together."""
+        wanted = True if self.outbox is None else self.outbox.put(batch)
+        return self.setting.ranks.replica_agrees(wanted)

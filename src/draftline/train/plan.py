@@ -1,0 +1,139 @@
+"""The plan: a pure function from a recipe's placement and a world of ranks to what each rank is. No torch here.
+
+Ranks are numbered drafters first, then the target replicas, shard by shard; rank 0 is always a drafter: it logs,
+checkpoints, exports and evaluates. Micro-batch i comes from target replica i mod T and goes to drafter i mod D, so what
+is trained depends on D alone and never on timing or on T.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftline.config import PlacementSection
+from draftline.errors import InputError
+
+
+@dataclass(frozen=True)
+class World:
+    """Ranks of a run: `ranks` in all, `ranks_per_host` on each host, each with one `device` ("cpu" or "cuda")."""
+
+    ranks: int
+    ranks_per_host: int
+    device: str
+
+    @property
+    def hosts(self) -> int:
+        return -(-self.ranks // self.ranks_per_host)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one rank is: number of its drafter and of its target replica, None where it has none."""
+
+    rank: int
+    host: int
+    device: str  # "cpu", or "cuda:2" as numbered on its host
+    drafter: int | None
+    target: int | None
+    shard: int = 0  # of the target replica's tensor-parallel ranks
+
+    @property
+    def name(self) -> str:
+        target = "" if self.target is None else f"target {self.target}"
+        drafter = "" if self.drafter is None else f"drafter {self.drafter}"
+        return " + ".join(part for part in (target, drafter) if part) + (f" shard {self.shard}" if self.shard else "")
+
+    @property
+    def captures_for_others(self) -> bool:
+        return self.drafter is None
+
+
+@dataclass(frozen=True)
+class Plan:
+    kind: str  # "colocated" or "split"
+    roles: tuple[Role, ...]
+    targets: int  # T
+    drafters: int  # D
+    tensor_parallel: int
+    sharded: bool
+
+    @property
+    def text(self) -> str:
+        if self.kind == "colocated":
+            return f"colocated on {self.drafters}"
+        shards = f" of {self.tensor_parallel} ranks" if self.tensor_parallel > 1 else ""
+        return f"split, {self.targets} capturing{shards} and {self.drafters} training"
+
+    def drafter_ranks(self) -> list[int]:
+        return [role.rank for role in self.roles if role.drafter is not None]
+
+    def target_ranks(self, target: int) -> list[int]:
+        """Ranks of one target replica, its sending shard first."""
+        return [role.rank for role in self.roles if role.target == target]
+
+
+def make_plan(placement: PlacementSection, world: World) -> Plan:
+    """What every rank of `world` is. Raises InputError where the placement asks for other ranks than there are.
+
+    Kind `auto` is planned as colocated: that is how it measures (see `auto.py`), and then plans again.
+    """
+    targets, drafters = sizes(placement, world.ranks)
+    split = placement.kind == "split"
+    roles = []
+    for rank in range(world.ranks):
+        host, local = divmod(rank, world.ranks_per_host)
+        device = "cpu" if world.device == "cpu" else f"cuda:{local}"
+        if not split:
+            roles.append(Role(rank, host, device, drafter=rank, target=rank))
+        elif rank < drafters:
+            roles.append(Role(rank, host, device, drafter=rank, target=None))
+        else:
+            target, shard = divmod(rank - drafters, placement.tensor_parallel)
+            roles.append(Role(rank, host, device, drafter=None, target=target, shard=shard))
+    kind = "split" if split else "colocated"
+    return Plan(kind, tuple(roles), targets, drafters, placement.tensor_parallel, placement.sharded and drafters > 1)
+
+
+def sizes(placement: PlacementSection, ranks: int) -> tuple[int, int]:
+    """(target replicas, drafter ranks) that fill `ranks` exactly."""
+    if placement.kind != "split":
+        if placement.drafters not in (None, ranks):
+            raise InputError(
+                f"placement.drafters {placement.drafters} and a world of {ranks} ranks",
+                "start as many ranks as the recipe names, or leave placement.drafters out",
+            )
+        return ranks, ranks
+    shards, targets, drafters = placement.tensor_parallel, placement.targets, placement.drafters
+    if drafters is None:
+        drafters = ranks - (targets or 0) * shards
+    if targets is None:
+        targets = (ranks - drafters) // shards
+    if drafters < 1 or targets < 1 or targets * shards + drafters != ranks:
+        raise InputError(
+            f"placement split: {targets} targets of {shards} ranks and {drafters} drafters do not fill {ranks} ranks",
+            "set placement.targets, placement.drafters and placement.tensor_parallel to fit, or start other ranks",
+        )
+    return targets, drafters
+
+
+def ranks_wanted(placement: PlacementSection, devices: int) -> int:
+    """Ranks that one host starts by itself: what the recipe names, else one for each of its `devices`."""
+    if placement.kind != "split":
+        return placement.drafters or devices
+    named = (placement.targets or 0) * placement.tensor_parallel + (placement.drafters or 0)
+    both = placement.targets is not None and placement.drafters is not None
+    return named if both else max(devices, named + 1)
+
+
+def splits(ranks: int) -> list[PlacementSection]:
+    """Every placement of `ranks` ranks that `auto` compares."""
+    split = [PlacementSection(kind="split", targets=t, drafters=ranks - t) for t in range(1, ranks)]
+    return [PlacementSection(), *split]
+
+
+def predicted_rate(plan: Plan, capture_tokens_per_s: float, train_tokens_per_s: float) -> float:
+    """Tokens/s of a plan from what one rank captures and trains: split runs as its slower stage, colocated one after
+    the other."""
+    if plan.kind == "split":
+        return min(plan.targets * capture_tokens_per_s, plan.drafters * train_tokens_per_s)
+    return plan.drafters / (1 / capture_tokens_per_s + 1 / train_tokens_per_s)

@@ -1,0 +1,121 @@
+"""What a plan will need and give, counted before anything starts: memory per rank and tokens/s. No torch here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftline.config import Recipe
+from draftline.errors import InputError
+from draftline.train.plan import Plan, Role
+
+SUSTAINED_TFLOPS = {"cuda": 400.0, "cpu": 0.05}  # assumed for a prediction; what a device really does is measured
+CHUNK_LOGITS_BYTES = 128 * 2**20 * 14  # logits, gradient and float32 log-probabilities of drafter.losses.CHUNK_LOGITS
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """The sizes of a target that its folder states, and its weights in bytes as stored."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    stored_bytes: int
+    stored_item_bytes: int
+
+
+def read_target_shape(path: str) -> TargetShape | None:
+    """Sizes from config.json and the sizes of its safetensors files; None for a hub id, whose files are not here.
+
+    Raises InputError where config.json lacks a size.
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        return None
+    stated: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = stated | stated.get("text_config", {})
+    dtype = str(text.get("dtype", text.get("torch_dtype", "float32")))
+    try:
+        heads = text["num_attention_heads"]
+        return TargetShape(
+            text["num_hidden_layers"], text["hidden_size"], text["intermediate_size"], heads,
+            text.get("num_key_value_heads") or heads, text.get("head_dim") or text["hidden_size"] // heads,
+            text["vocab_size"], bool(text.get("tie_word_embeddings", True)),
+            sum(file.stat().st_size for file in folder.glob("*.safetensors")), 4 if "32" in dtype else 2,
+        )  # fmt: skip
+    except KeyError as error:
+        raise InputError(f"{folder / 'config.json'}: no {error} there, which a prediction needs") from error
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Bytes and FLOP of one rank's work, from sizes alone."""
+
+    drafter_layer_parameters: int
+    drafter_other_parameters: int
+    borrowed_bytes: int  # embedding and head
+    target_bytes: int
+    feature_row_bytes: int
+    activation_bytes: int
+    drafter_flop_per_token: float
+    target_flop_per_token: float
+
+
+def count(recipe: Recipe, shape: TargetShape, device: str) -> Counted:
+    """Formulas: P_q = L (2 d Hq + 2 d Hkv + 3 d f), P_c = 2 L d Hkv, P_fc = K d^2; a row of S tokens and A blocks of
+    B slots costs 6 P_q A B + (6 P_c + 4 P_fc) S + 14 L Hq (S/2 + B) A B + 4 V d A (B-1) FLOP, the target 2 P a token.
+    """
+    own, item = recipe.drafter, 4 if recipe.target.dtype == "float32" or device == "cpu" else 2
+    d, layers, size = shape.hidden, own.layers, own.head_dim or shape.head_dim
+    hq, hkv = (own.attention_heads or shape.heads) * size, (own.key_value_heads or shape.kv_heads) * size
+    f = own.intermediate_size or shape.intermediate
+    taps = len(own.taps) if own.taps else min(own.tap_count, max(shape.layers - 3, 1))
+    s, a, b, rows = recipe.data.sequence_length, recipe.train.anchors, own.block_size, recipe.train.rows_per_micro_batch
+    p_q, p_c, p_fc = layers * (2 * d * hq + 2 * d * hkv + 3 * d * f), 2 * layers * d * hkv, taps * d * d
+    flop = 6 * p_q * a * b + (6 * p_c + 4 * p_fc) * s + 14 * layers * hq * (s / 2 + b) * a * b
+    flop += 4 * shape.vocabulary * d * a * (b - 1)
+    wide = taps + (recipe.loss.kind != "ce")
+    slots = rows * a * b * layers * (4 * d + 2 * hq + 2 * hkv + 3 * f) + rows * s * layers * 4 * hkv
+    return Counted(
+        p_q, p_fc + 2 * d,
+        (1 if shape.tied else 2) * shape.vocabulary * d * item,
+        shape.stored_bytes * item // shape.stored_item_bytes,
+        rows * s * wide * d * item,
+        slots * item + min(CHUNK_LOGITS_BYTES, rows * a * b * shape.vocabulary * 14),
+        flop / s, 2 * shape.stored_bytes / shape.stored_item_bytes,
+    )  # fmt: skip
+
+
+def memory_bytes(role: Role, plan: Plan, counted: Counted) -> dict[str, float]:
+    """What one rank holds, by purpose. AdamW on fp32 masters is 16 bytes a parameter with its gradient."""
+    parts: dict[str, float] = {}
+    if role.target is not None:
+        parts["target"] = counted.target_bytes / plan.tensor_parallel
+        parts["capture"] = 2 * counted.feature_row_bytes
+    if role.drafter is not None:
+        layers = counted.drafter_layer_parameters / (plan.drafters if plan.sharded else 1)
+        parts["drafter"] = 16 * (layers + counted.drafter_other_parameters)
+        parts["activations"] = counted.activation_bytes + 2 * counted.feature_row_bytes
+        if role.target is None:
+            parts["borrowed"] = counted.borrowed_bytes
+    return parts
+
+
+def stage_rates(counted: Counted, device: str) -> tuple[float, float]:
+    """(tokens/s one rank captures, tokens/s one rank trains) at SUSTAINED_TFLOPS."""
+    flops = SUSTAINED_TFLOPS[device] * 1e12
+    return flops / counted.target_flop_per_token, flops / counted.drafter_flop_per_token
+
+
+def memory_text(parts: dict[str, float]) -> str:
+    total = sum(parts.values())
+    shown = ", ".join(f"{name} {value / GIB:.2g}" for name, value in parts.items())
+    return f"{total / GIB:.2g} ({shown})"

@@ -1,0 +1,178 @@
+"""The ranks of a run as one of them sees them: its role, its process groups, sums over the drafters, and agreement."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from draftline.config import PlacementSection
+from draftline.environment import variables
+from draftline.errors import InputError, PeerLost, PlainError
+from draftline.monitor.heartbeat import Heart, Limits, Page, Watch
+from draftline.train.plan import Plan, Role, World, make_plan
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """`drafters` is the group that the gradients are summed over; None where there is one drafter."""
+
+    plan: Plan
+    role: Role
+    heart: Heart
+    hosts: tuple[str, ...]  # of every rank: ranks with the same name share a host
+    drafters: dist.ProcessGroup | None = None
+    replica: dist.ProcessGroup | None = None  # of the shards of this rank's target replica; None where it is whole
+    watch: Watch | None = None
+
+    @property
+    def first(self) -> bool:
+        """Rank 0 logs, checkpoints, exports and speaks."""
+        return self.role.rank == 0
+
+    @property
+    def size(self) -> int:
+        return len(self.plan.roles)
+
+    def sum_over_drafters(self, tensor: Tensor) -> None:
+        """Sum in place; the order is fixed, so that a repeated run is the same run. On a GPU the host does not wait."""
+        if self.drafters is None:
+            return
+        with self.collective("the other drafters' sums"):
+            dist.all_reduce(tensor, group=self.drafters)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with self.collective("all ranks"):
+            dist.all_gather_object(values, value)
+        return values
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do `work` on every rank; if any rank raises a PlainError all raise it, and none is left waiting."""
+        result: list[T] = []
+        failure: PlainError | None = None
+        try:
+            result.append(work())
+        except PlainError as error:
+            failure = error
+        for other in self.gather(failure):
+            if other is not None:
+                raise other
+        return result[0]
+
+    def replica_mesh(self, device: torch.device) -> DeviceMesh | None:
+        """The ranks that hold this rank's target replica together; None where it is whole."""
+        return None if self.replica is None else DeviceMesh.from_group(self.replica, device.type)
+
+    def replica_agrees(self, wanted: bool) -> bool:
+        """What the replica's sending shard says."""
+        if self.replica is None or self.role.target is None:
+            return wanted
+        said = [wanted]
+        with self.collective("the replica's first shard"):
+            dist.broadcast_object_list(said, self.plan.target_ranks(self.role.target)[0], group=self.replica)
+        return said[0]
+
+    def collective(self, what: str) -> AbstractContextManager[None]:
+        return Collective(self.heart, what)
+
+    def leave(self) -> None:
+        """Every rank arrives here at the end of a run that went well."""
+        if self.size > 1:
+            self.gather(None)
+        if self.watch is not None:
+            self.watch.stop()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class Collective(AbstractContextManager[None]):
+    """Around a collective: the heart shows the wait, and torch's error for a lost peer gets its name."""
+
+    def __init__(self, heart: Heart, what: str) -> None:
+        self.inner = heart.waiting(what)
+        self.what = what
+
+    def __enter__(self) -> None:
+        self.inner.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.inner.__exit__(None, None, None)
+        if isinstance(error, RuntimeError) and "Expected" not in str(error):
+            raise PeerLost(f"a rank was lost while waiting for {self.what}: {str(error).splitlines()[0]}") from error
+
+
+def alone(placement: PlacementSection, device: torch.device) -> Ranks:
+    """The one rank of a run that no launcher started."""
+    plan = make_plan(placement, World(1, 1, device.type))
+    heart = Heart(Limits(placement.stall_s, placement.start_up_s), None, None)
+    return Ranks(plan, plan.roles[0], heart, (platform.node(),))
+
+
+def join(placement: PlacementSection, device: torch.device) -> Ranks:
+    """Become the rank that the launcher's environment names. Collective: every rank of the world calls it."""
+    world = World(variables.world_size(), variables.local_world_size(), device.type)
+    plan = make_plan(placement, world)
+    role = plan.roles[variables.rank()]
+    limits = Limits(placement.stall_s, placement.start_up_s)
+    folder = Path(tempfile.mkdtemp(prefix="draftline-"))
+    heart = Heart(limits, folder / "heart", variables.error_file())
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=placement.start_up_s))
+    place = f"{platform.node()}/{variables.rank() // world.ranks_per_host}"
+    cards: list[Any] = [None] * world.ranks
+    dist.all_gather_object(cards, (place, str(heart.path)))
+    hosts = tuple(card[0] for card in cards)
+    watch = watch_neighbour(role.rank, hosts, [card[1] for card in cards])
+    dist.barrier()
+    (folder / "heart").unlink()
+    folder.rmdir()
+    drafters = dist.new_group(plan.drafter_ranks()) if plan.drafters > 1 else None
+    replicas = [dist.new_group(plan.target_ranks(t)) for t in range(plan.targets) if plan.tensor_parallel > 1]
+    return Ranks(
+        plan, role, heart, hosts, drafters if role.drafter is not None else None,
+        replicas[role.target] if replicas and role.target is not None else None, watch,
+    )  # fmt: skip
+
+
+def watch_neighbour(rank: int, hosts: tuple[str, ...], hearts: list[str]) -> Watch:
+    """Each rank watches the next one of its host; the only rank of a host watches itself."""
+    local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    neighbour = local[(local.index(rank) + 1) % len(local)]
+    watch = Watch(Page(Path(hearts[neighbour])))
+    watch.start()
+    return watch
+
+
+def choose_rank_device(name: str) -> torch.device:
+    """The device of this rank: one CUDA device a rank, by its number on the host.
+
+    A launcher that shows each rank only its own device makes that cuda:0, and compiled artifacts can be shared.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InputError("placement.device is cuda, but torch sees no CUDA device", "use placement.device=cpu or auto")
+    count, local = torch.cuda.device_count(), variables.local_rank()
+    if count > 1 and local >= count:
+        raise InputError(
+            f"rank {variables.rank()} is number {local} on its host, which has {count} CUDA devices",
+            "start one rank for each device: torchrun --nproc-per-node",
+        )
+    torch.cuda.set_device(local if count > 1 else 0)
+    return torch.device("cuda", torch.cuda.current_device())

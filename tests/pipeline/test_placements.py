@@ -1,0 +1,84 @@
+"""Every placement trains the same weights: bits where the number of drafter ranks is the same, rounding where not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from command import draftline_here
+from draftline.monitor.events import Step, read_events
+from runs import assert_same_bits, write_recipe
+from worlds import run_world
+
+LAST = Path("checkpoints/step-0000008")
+SPLIT = "placement.kind=split"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe whose last step has fewer micro-batches than two drafters share evenly, and a run of it in one process."""
+    home = tmp_path_factory.mktemp("placements")
+    recipe = write_recipe(home, train={**TRAIN, "out": str(home / "one")})
+    done = draftline_here("train", recipe)
+    assert done.code == 0, done.err
+    return home
+
+
+TRAIN: dict[str, object] = {
+    "epochs": 3, "max_steps": 8, "rows_per_step": 3, "rows_per_micro_batch": 1, "anchors": 6, "checkpoint_every": 4,
+}  # fmt: skip
+
+
+def trained(home: Path, name: str, *overrides: str) -> Path:
+    out = home / name
+    if not out.exists():
+        ended = run_world(home / "recipe.yaml", f"train.out={out}", *overrides)
+        assert ended.code == 0, ended.out
+    return out
+
+
+def two(home: Path) -> Path:
+    return trained(home, "two", "placement.drafters=2")
+
+
+def test_two_drafters_take_the_steps_of_one(home: Path) -> None:
+    one = [event.event.report for event in read_events(home / "one/events.jsonl").events if isinstance(event.event, Step)]
+    both = [event.event.report for event in read_events(two(home) / "events.jsonl").events if isinstance(event.event, Step)]
+    assert [report.tokens for report in one] == [report.tokens for report in both]
+    assert [report.blocks for report in one] == [report.blocks for report in both]
+    assert [report.loss for report in both] == pytest.approx([report.loss for report in one], rel=1e-5)
+    assert [report.grad_norm for report in both] == pytest.approx([report.grad_norm for report in one], rel=1e-4)
+    assert_close(home / "one" / LAST, two(home) / LAST)
+
+
+def assert_close(one: Path, other: Path) -> None:
+    """AdamW turns a rounding of a gradient near zero into a step of its learning rate: compared where it is large."""
+    left, right = load_file(one / "drafter.safetensors"), load_file(other / "drafter.safetensors")
+    moved = torch.cat([(left[name] - right[name]).abs().flatten() for name in left])
+    assert moved.median() < 1e-6 and moved.max() < 2e-3
+
+
+@pytest.mark.parametrize(("targets", "drafters"), [(1, 1), (2, 1), (1, 2)])
+def test_a_split_trains_the_same_bits(home: Path, targets: int, drafters: int) -> None:
+    split = trained(
+        home, f"split{targets}{drafters}", SPLIT, f"placement.targets={targets}", f"placement.drafters={drafters}"
+    )
+    assert_same_bits(split / LAST, (home / "one" if drafters == 1 else two(home)) / LAST)
+
+
+def test_features_between_hosts_are_the_same_bits(home: Path) -> None:
+    words = [SPLIT, "placement.targets=2", "placement.drafters=1", "placement.channel=distributed"]
+    assert_same_bits(trained(home, "distributed", *words) / LAST, home / "one" / LAST)
+
+
+def test_sharded_layers_take_the_same_steps(home: Path) -> None:
+    sharded = trained(home, "sharded", "placement.drafters=2", "placement.sharded=true")
+    assert_close(sharded / LAST, two(home) / LAST)
+
+
+def test_target_shards_give_the_features_of_the_whole(home: Path) -> None:
+    words = [SPLIT, "placement.targets=1", "placement.drafters=1", "placement.tensor_parallel=2"]
+    assert_close(trained(home, "tensor_parallel", *words) / LAST, home / "one" / LAST)

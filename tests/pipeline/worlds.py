@@ -1,0 +1,90 @@
+"""Worlds of ranks for tests: real processes, forked from the test's own, so that none of them imports torch again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import draftline.train.run as run
+from draftline.cli import main
+from draftline.config import load_recipe
+from draftline.monitor.notices import Notices, stdout_console
+from draftline.train.folder import open_run_folder
+from draftline.train.launch import launch, local_world
+
+FORK = get_context("fork")
+LIMIT_S = 90.0
+Hook = Callable[[], None]  # run in every rank before its first line: where a test breaks one on purpose
+
+
+def rank_main(hook: Hook | None = None) -> Callable[..., None]:
+    """A rank as `launch` forks it, after `hook`."""
+
+    def run(*words: str) -> None:
+        sys.argv = ["draftline", *words]
+        if hook is not None:
+            hook()
+        main()
+
+    return run
+
+
+@dataclass
+class Ended:
+    """How a launched run ended, and after how long."""
+
+    code: int | None
+    out: str
+    seconds: float
+
+
+def run_world(recipe: Path, *overrides: str, hook: Hook | None = None, resume: bool = False) -> Ended:
+    """`draftline train`, its launcher in a process of its own, its ranks forked from that."""
+    process, log = start_world(recipe, *overrides, hook=hook, resume=resume)
+    return end_of(process, log)
+
+
+def start_world(recipe: Path, *overrides: str, hook: Hook | None = None, resume: bool = False) -> tuple[Any, Path]:
+    log = recipe.parent / f"launcher-{time.monotonic_ns()}.log"
+    process = FORK.Process(target=launcher, args=(recipe, overrides, hook, resume, log))
+    process.started = time.monotonic()
+    process.start()
+    return process, log
+
+
+def end_of(process: Any, log: Path) -> Ended:
+    process.join(LIMIT_S)
+    if process.is_alive():
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(10)
+        process.kill()
+        raise AssertionError(f"the world did not end within {LIMIT_S} s:\n{log.read_text()}")
+    return Ended(process.exitcode, log.read_text(), time.monotonic() - process.started)
+
+
+def launcher(recipe: Path, overrides: Sequence[str], hook: Hook | None, resume: bool, log: Path) -> None:
+    """As `draftline train` does it, with ranks forked instead of started anew."""
+    descriptor = os.open(log, os.O_CREAT | os.O_WRONLY)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    whole = run.train
+
+    def verb(*_: Any, **__: Any) -> None:
+        run.train = whole  # for the ranks, which are forked from here
+        parsed = load_recipe(recipe, list(overrides))
+        folder = open_run_folder(parsed.train.out, resume)
+        launch(parsed, folder, local_world(parsed), Notices(stdout_console()), rank_main(hook))
+
+    run.train = verb  # the verb parses its words, answers errors and chooses the exit code
+    sys.argv = ["draftline", "train", str(recipe), *overrides, *(["--resume"] if resume else [])]
+    main()
