@@ -140,9 +140,12 @@ class Watch(threading.Thread):
         self.page = page
         self.interval_s = interval_s
         self.ended = threading.Event()
+        self.launcher = os.getppid()
 
     def run(self) -> None:
         while not self.ended.wait(self.interval_s):
+            if os.getppid() != self.launcher:  # nobody is left to report to: no rank outlives its launcher
+                os.kill(os.getpid(), signal.SIGKILL)
             late_s = time.monotonic() - self.page.deadline
             if late_s > 0:
                 self.end_it(late_s)

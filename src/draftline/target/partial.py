@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import AutoConfig
-from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from draftline.config import TargetSection
 from draftline.errors import InputError
-from draftline.target.load import Target, check_folder, load_target
+from draftline.target.load import Target, check_folder, load_target, target_dtype
+
+STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+WHOLE = {"replicated_with_grad_allreduce"}  # norms within a head: nothing to cut
 
 
 def borrow_target(section: TargetSection, device: torch.device) -> Target:
@@ -36,14 +40,22 @@ def borrow_target(section: TargetSection, device: torch.device) -> Target:
 def load_target_shard(section: TargetSection, device: torch.device, mesh: DeviceMesh) -> Target:
     """This rank's shard of a target that the ranks of `mesh` hold together, by the model's own tensor-parallel plan.
 
-    Its layers' outputs and its final states are whole on every rank. Raises InputError for a model without a plan.
+    transformers itself spreads a model over all ranks of a world only, and here other ranks train: so torch's
+    parallelize_module follows the plan. The outputs of layers and decoder are whole on every rank, and so is the head.
+    Weights pass through host memory. Raises InputError for a model whose layers are planned in other ways.
     """
-    target = load_target(
-        section, device, {"distributed_config": DistributedConfig(tp_plan="auto"), "device_mesh": mesh}
-    )
-    if not target.model.tp_plan:
+    kept = str(target_dtype(section.dtype, device)).removeprefix("torch.")
+    target = load_target(section.model_copy(update={"dtype": kept}), torch.device("cpu"))
+    plan = {name: style for name, style in (target.model.tp_plan or {}).items() if "layers." in name}
+    styles = {name: STYLES[style] for name, style in plan.items() if style in STYLES}
+    other = sorted(set(plan.values()) - set(STYLES) - WHOLE)
+    heads = target.parts.config.num_key_value_heads
+    if not styles or other or heads % mesh.size():
+        reason = f"{heads} key-value heads" if not other and styles else f"plan {', '.join(other) or 'none'}"
         raise InputError(
-            f"placement.tensor_parallel {mesh.size()}: {type(target.model).__name__} has no tensor-parallel plan",
-            "use placement.tensor_parallel=1 for this family",
+            f"placement.tensor_parallel {mesh.size()}: {type(target.model).__name__} cannot be cut that way ({reason})",
+            "use placement.tensor_parallel=1, or as many ranks as divide its key-value heads",
         )
-    return target
+    parallelize_module(target.model, mesh, {name: style() for name, style in styles.items()})
+    target.model.to(device)
+    return replace(target, device=device)
