@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
-LIGHT = ["draftline.cli", "draftline.config", "draftline.records", "draftline.errors", "draftline.train.plan"]
+LIGHT = [
+    "draftline.cli", "draftline.config", "draftline.records", "draftline.errors", "draftline.train.plan",
+    "draftline.train.prediction",
+]  # fmt: skip
 HEAVY = ["torch", "transformers", "matplotlib", "safetensors"]
 
 

@@ -71,14 +71,21 @@ def train(
         list[str] | None, typer.Argument(metavar="section.key=value", help="Recipe values to replace.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of train.out.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what every rank would be; start nothing.")] = False,
 ) -> None:
-    """Train a drafter as the recipe says.
+    """Train a drafter as the recipe says, on all devices it asks for.
 
     The newest checkpoint is exported at the end, and tau is measured where the recipe names prompts.
     """
     from draftline.config import load_recipe
 
     parsed = load_recipe(recipe, overrides)  # before torch is imported: a bad recipe is answered at once
+    if plan:
+        from draftline.monitor.notices import Notices, stdout_console
+        from draftline.train.planning import show_plan
+
+        show_plan(parsed, Notices(stdout_console()))
+        return
     from draftline.train.run import train
 
     train(parsed, resume=resume)

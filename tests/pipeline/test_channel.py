@@ -1,4 +1,4 @@
-"""The channel between two processes: everything arrives once, in order and whole; it is bounded; a dead peer ends it."""
+"""The channel between two processes: all arrives once, in order and whole; it is bounded; a dead peer ends it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -132,10 +133,15 @@ def flowing(tmp_path: Path):
 def test_a_full_channel_blocks_its_sender(flowing) -> None:
     receiver, _, counter = flowing
     for taken in range(4):
-        wait_until(lambda: counter.exists() and int(counter.read_text() or 0) >= 3 + max(0, taken - 1))
+        full = 3 + max(0, taken - 1)  # a slot is free once the next batch is asked for
+        wait_until(partial(has_counted, counter, full))
         time.sleep(0.1)
-        assert int(counter.read_text()) == 3 + max(0, taken - 1)  # a slot is free once the next batch is asked for
+        assert int(counter.read_text()) == full
         receiver.get(taken)
+
+
+def has_counted(counter: Path, at_least: int) -> bool:
+    return counter.exists() and int(counter.read_text() or 0) >= at_least
 
 
 def wait_until(true: Callable[[], bool]) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from worlds import run_world
 
 from command import draftline_here
 from draftline.monitor.events import Step, read_events
+from draftline.records import StepReport
 from runs import assert_same_bits, write_recipe
-from worlds import run_world
 
 LAST = Path("checkpoints/step-0000008")
 SPLIT = "placement.kind=split"
@@ -19,7 +20,7 @@ SPLIT = "placement.kind=split"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe whose last step has fewer micro-batches than two drafters share evenly, and a run of it in one process."""
+    """A recipe whose steps have three micro-batches, which two drafters cannot share evenly, run in one process."""
     home = tmp_path_factory.mktemp("placements")
     recipe = write_recipe(home, train={**TRAIN, "out": str(home / "one")})
     done = draftline_here("train", recipe)
@@ -45,13 +46,17 @@ def two(home: Path) -> Path:
 
 
 def test_two_drafters_take_the_steps_of_one(home: Path) -> None:
-    one = [event.event.report for event in read_events(home / "one/events.jsonl").events if isinstance(event.event, Step)]
-    both = [event.event.report for event in read_events(two(home) / "events.jsonl").events if isinstance(event.event, Step)]
+    one, both = reports(home / "one"), reports(two(home))
     assert [report.tokens for report in one] == [report.tokens for report in both]
     assert [report.blocks for report in one] == [report.blocks for report in both]
     assert [report.loss for report in both] == pytest.approx([report.loss for report in one], rel=1e-5)
     assert [report.grad_norm for report in both] == pytest.approx([report.grad_norm for report in one], rel=1e-4)
     assert_close(home / "one" / LAST, two(home) / LAST)
+
+
+def reports(run: Path) -> list[StepReport]:
+    events = [logged.event for logged in read_events(run / "events.jsonl").events]
+    return [event.report for event in events if isinstance(event, Step)]
 
 
 def assert_close(one: Path, other: Path) -> None:

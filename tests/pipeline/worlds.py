@@ -18,6 +18,7 @@ from draftline.config import load_recipe
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.train.folder import open_run_folder
 from draftline.train.launch import launch, local_world
+from draftline.train.plan import World
 
 FORK = get_context("fork")
 LIMIT_S = 90.0
@@ -45,15 +46,22 @@ class Ended:
     seconds: float
 
 
-def run_world(recipe: Path, *overrides: str, hook: Hook | None = None, resume: bool = False) -> Ended:
-    """`draftline train`, its launcher in a process of its own, its ranks forked from that."""
-    process, log = start_world(recipe, *overrides, hook=hook, resume=resume)
+def run_world(
+    recipe: Path, *overrides: str, hook: Hook | None = None, resume: bool = False, ranks: int | None = None
+) -> Ended:
+    """`draftline train`, its launcher in a process of its own, its ranks forked from that.
+
+    ranks: as if this host had so many devices.
+    """
+    process, log = start_world(recipe, *overrides, hook=hook, resume=resume, ranks=ranks)
     return end_of(process, log)
 
 
-def start_world(recipe: Path, *overrides: str, hook: Hook | None = None, resume: bool = False) -> tuple[Any, Path]:
+def start_world(
+    recipe: Path, *overrides: str, hook: Hook | None = None, resume: bool = False, ranks: int | None = None
+) -> tuple[Any, Path]:
     log = recipe.parent / f"launcher-{time.monotonic_ns()}.log"
-    process = FORK.Process(target=launcher, args=(recipe, overrides, hook, resume, log))
+    process = FORK.Process(target=launcher, args=(recipe, overrides, hook, resume, ranks, log))
     process.started = time.monotonic()
     process.start()
     return process, log
@@ -69,7 +77,9 @@ def end_of(process: Any, log: Path) -> Ended:
     return Ended(process.exitcode, log.read_text(), time.monotonic() - process.started)
 
 
-def launcher(recipe: Path, overrides: Sequence[str], hook: Hook | None, resume: bool, log: Path) -> None:
+def launcher(
+    recipe: Path, overrides: Sequence[str], hook: Hook | None, resume: bool, ranks: int | None, log: Path
+) -> None:
     """As `draftline train` does it, with ranks forked instead of started anew."""
     descriptor = os.open(log, os.O_CREAT | os.O_WRONLY)
     os.dup2(descriptor, 1)
@@ -83,7 +93,8 @@ def launcher(recipe: Path, overrides: Sequence[str], hook: Hook | None, resume: 
         run.train = whole  # for the ranks, which are forked from here
         parsed = load_recipe(recipe, list(overrides))
         folder = open_run_folder(parsed.train.out, resume)
-        launch(parsed, folder, local_world(parsed), Notices(stdout_console()), rank_main(hook))
+        world = local_world(parsed) if ranks is None else World(ranks, ranks, "cpu")
+        launch(parsed, folder, world, Notices(stdout_console()), rank_main(hook))
 
     run.train = verb  # the verb parses its words, answers errors and chooses the exit code
     sys.argv = ["draftline", "train", str(recipe), *overrides, *(["--resume"] if resume else [])]

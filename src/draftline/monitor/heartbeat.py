@@ -1,7 +1,7 @@
-"""Signs of life: each rank says what it does and by when it should be done; another rank of its host ends it if not.
+"""Signs of life: each rank says what it does and by when it will be done; another rank of its host ends it if not.
 
-A rank's page is a small file mapped by both sides. Waiting for another rank has no limit: the cause lies there, and that
-rank has a limit of its own. What is done for the first time compiles, and has a longer one; see `Limits`.
+A rank's page is a small file mapped by both sides. Waiting for another rank has no limit: the cause lies there, and
+that rank has a limit of its own. What is done for the first time compiles, and has a longer one: see `Limits`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from draftline.channel.routes import FeatureOutbox
 from draftline.records import FeatureBatch, PackedBatch
 from draftline.train.interruption import Interruption
 from draftline.train.job import Setting
+from draftline.train.memory import memory_told
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Feeder:
             for index in range(first, setting.total_micro_batches):
                 if index % targets != mine:
                     continue
-                with heart.phase("capture", f"of micro-batch {index}"):
+                with heart.phase("capture", f"of micro-batch {index}"), memory_told("capture", setting):
                     batch = self.capture(setting.stream.batch(index))
                 if not self.hand_on(batch):
                     break

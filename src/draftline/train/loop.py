@@ -20,6 +20,7 @@ from draftline.train.checkpoint import Checkpoint
 from draftline.train.folder import RunFolder
 from draftline.train.interruption import Interruption
 from draftline.train.job import Job
+from draftline.train.memory import memory_told
 from draftline.train.snapshot import CheckpointWriter, restore_snapshot, take_snapshot
 
 
@@ -94,7 +95,8 @@ class Loop:
     def prefetch(self, step: int) -> None:
         following = self.job.own_micro_batches(step)
         if following:
-            with self.job.ranks.heart.phase("features", f"of micro-batch {following[0]}, ahead"):
+            ahead = self.job.ranks.heart.phase("features", f"of micro-batch {following[0]}, ahead")
+            with ahead, memory_told("capture", self.job.setting):
                 self.job.features.prefetch(following[0])
 
     def settle(self, launched: Launched | None) -> None:
@@ -135,9 +137,9 @@ class Loop:
         micro, tokens, supervised = MicroStep.zero(job.spec.block_size - 1, device), 0, 0
         own = job.own_micro_batches(self.step)
         for index in own:
-            with heart.phase("features", f"of micro-batch {index}"):
+            with heart.phase("features", f"of micro-batch {index}"), memory_told("capture", job.setting):
                 batch = job.features.get(index)
-            with heart.phase("forward and backward", f"of micro-batch {index}"):
+            with heart.phase("forward and backward", f"of micro-batch {index}"), memory_told("training", job.setting):
                 micro = micro + job.step.forward_backward(batch)
             tokens += batch.packed.tokens
             supervised += int(batch.packed.loss_mask.sum())

@@ -75,7 +75,7 @@ class Plan:
 def make_plan(placement: PlacementSection, world: World) -> Plan:
     """What every rank of `world` is. Raises InputError where the placement asks for other ranks than there are.
 
-    Kind `auto` is planned as colocated: that is how it measures (see `auto.py`), and then plans again.
+    Kind `auto` begins as colocated, for every rank measures both stages, and is planned again (see `auto.py`).
     """
     targets, drafters = sizes(placement, world.ranks)
     split = placement.kind == "split"
@@ -125,10 +125,15 @@ def ranks_wanted(placement: PlacementSection, devices: int) -> int:
     return named if both else max(devices, named + 1)
 
 
-def splits(ranks: int) -> list[PlacementSection]:
-    """Every placement of `ranks` ranks that `auto` compares."""
-    split = [PlacementSection(kind="split", targets=t, drafters=ranks - t) for t in range(1, ranks)]
-    return [PlacementSection(), *split]
+def candidates(placement: PlacementSection, world: World, micro_batches_per_step: int) -> list[Plan]:
+    """Every placement of the world's ranks that `auto` compares: those in which each drafter has work in each step."""
+    colocated = placement.model_copy(update={"kind": "colocated"})
+    split = [
+        placement.model_copy(update={"kind": "split", "targets": t, "drafters": world.ranks - t})
+        for t in range(1, world.ranks)
+    ]
+    plans = [make_plan(section, world) for section in (colocated, *split)]
+    return [plan for plan in plans if plan.drafters <= micro_batches_per_step]
 
 
 def predicted_rate(plan: Plan, capture_tokens_per_s: float, train_tokens_per_s: float) -> float:

@@ -6,7 +6,7 @@ import platform
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,27 +127,37 @@ def alone(placement: PlacementSection, device: torch.device) -> Ranks:
 def join(placement: PlacementSection, device: torch.device) -> Ranks:
     """Become the rank that the launcher's environment names. Collective: every rank of the world calls it."""
     world = World(variables.world_size(), variables.local_world_size(), device.type)
-    plan = make_plan(placement, world)
-    role = plan.roles[variables.rank()]
-    limits = Limits(placement.stall_s, placement.start_up_s)
+    plan, rank = make_plan(placement, world), variables.rank()
     folder = Path(tempfile.mkdtemp(prefix="draftline-"))
-    heart = Heart(limits, folder / "heart", variables.error_file())
+    heart = Heart(Limits(placement.stall_s, placement.start_up_s), folder / "heart", variables.error_file())
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=placement.start_up_s))
-    place = f"{platform.node()}/{variables.rank() // world.ranks_per_host}"
     cards: list[Any] = [None] * world.ranks
-    dist.all_gather_object(cards, (place, str(heart.path)))
+    dist.all_gather_object(cards, (f"{platform.node()}/{rank // world.ranks_per_host}", str(heart.path)))
     hosts = tuple(card[0] for card in cards)
-    watch = watch_neighbour(role.rank, hosts, [card[1] for card in cards])
-    dist.barrier()
+    watch = watch_neighbour(rank, hosts, [card[1] for card in cards])
+    dist.all_gather_object(cards, None)  # every page has been opened
     (folder / "heart").unlink()
     folder.rmdir()
+    return with_groups(Ranks(plan, plan.roles[rank], heart, hosts, watch=watch))
+
+
+def replan(ranks: Ranks, placement: PlacementSection, device: torch.device) -> Ranks:
+    """The same ranks in the roles of another placement. Collective."""
+    plan = make_plan(placement, World(ranks.size, variables.local_world_size(), device.type))
+    return with_groups(replace(ranks, plan=plan, role=plan.roles[ranks.role.rank], drafters=None, replica=None))
+
+
+def with_groups(ranks: Ranks) -> Ranks:
+    """The process groups of a plan; every rank makes every group."""
+    plan, role = ranks.plan, ranks.role
     drafters = dist.new_group(plan.drafter_ranks()) if plan.drafters > 1 else None
     replicas = [dist.new_group(plan.target_ranks(t)) for t in range(plan.targets) if plan.tensor_parallel > 1]
-    return Ranks(
-        plan, role, heart, hosts, drafters if role.drafter is not None else None,
-        replicas[role.target] if replicas and role.target is not None else None, watch,
-    )  # fmt: skip
+    return replace(
+        ranks,
+        drafters=drafters if role.drafter is not None else None,
+        replica=replicas[role.target] if replicas and role.target is not None else None,
+    )
 
 
 def watch_neighbour(rank: int, hosts: tuple[str, ...], hearts: list[str]) -> Watch:

@@ -26,6 +26,7 @@ from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.records import EvalReport
 from draftline.target.load import load_target
+from draftline.train.auto import choose_placement
 from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
 from draftline.train.connect import connect
 from draftline.train.feeder import Feeder
@@ -34,7 +35,7 @@ from draftline.train.job import Job, Setting, assemble, derived_facts, feature_c
 from draftline.train.launch import launch, local_world, needs_launcher
 from draftline.train.loop import Loop
 from draftline.train.publishing import export_checkpoint
-from draftline.train.ranks import Ranks, alone, choose_rank_device, join
+from draftline.train.ranks import Ranks, alone, choose_rank_device, join, replan
 
 PEER_GRACE_S = 3.0  # the launcher should see the rank that failed before those that only lost it
 
@@ -76,6 +77,9 @@ def train_rank(recipe: Recipe, resume: bool) -> dict[str, Any]:
     try:
         with ranks.heart.phase("start-up"):
             folder = ranks.together(lambda: rank_folder(recipe, ranks, resume))
+            if recipe.placement.kind == "auto":
+                placement = choose_placement(recipe, ranks, folder, notices, device)
+                ranks = replan(ranks, placement, device)
             setting = prepare(recipe, notices, ranks, device)
             ends = connect(setting) if ranks.plan.kind == "split" else None
         if ranks.role.drafter is None:

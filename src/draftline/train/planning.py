@@ -1,0 +1,72 @@
+"""`draftline train --plan`: what every rank would be, need and give. Starts nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from draftline.config import PlacementSection, Recipe
+from draftline.environment import variables
+from draftline.monitor.notices import Notices
+from draftline.train.plan import Plan, World, candidates, make_plan, predicted_rate, ranks_wanted
+from draftline.train.prediction import (
+    SUSTAINED_TFLOPS,
+    Counted,
+    count,
+    memory_bytes,
+    memory_text,
+    read_target_shape,
+    stage_rates,
+)
+
+
+def show_plan(recipe: Recipe, notices: Notices) -> None:
+    """Print the plan for this host, or for the world that a launcher's environment names.
+
+    Raises InputError where the placement does not fit the world.
+    """
+    world = planned_world(recipe.placement)
+    plan = make_plan(recipe.placement, world)
+    shape = read_target_shape(recipe.target.path)
+    counted = None if shape is None else count(recipe, shape, world.device)
+    notices.section(f"plan: {plan.text}, {world.hosts} host{'s' if world.hosts > 1 else ''}")
+    notices.table(
+        ["rank", "host", "device", "role", "GiB"],
+        [[role.rank, role.host, role.device, role.name, memory_of(plan, role.rank, counted)] for role in plan.roles],
+    )
+    if counted is None:
+        notices.say(f"  memory and rates: unknown until {recipe.target.path} has been downloaded")
+        return
+    capture, train = stage_rates(counted, world.device)
+    notices.facts(
+        {
+            "assumed": f"{SUSTAINED_TFLOPS[world.device]:g} TFLOP/s a rank; counted FLOP: "
+            f"{counted.target_flop_per_token / 1e9:.3g} G a token captured, "
+            f"{counted.drafter_flop_per_token / 1e9:.3g} G trained",
+            "one rank captures": f"{capture:,.0f} tokens/s",
+            "one rank trains": f"{train:,.0f} tokens/s",
+            "all ranks": f"{predicted_rate(plan, capture, train):,.0f} tokens/s",
+        }
+    )
+    if recipe.placement.kind == "auto":
+        micro_batches = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
+        plans = candidates(recipe.placement, world, micro_batches)
+        notices.say("  auto measures both stages first, then takes the best of:")
+        notices.table(
+            ["placement", "predicted tokens/s"],
+            [[other.text, f"{predicted_rate(other, capture, train):,.0f}"] for other in plans],
+        )
+
+
+def planned_world(placement: PlacementSection) -> World:
+    """As `train` would make it; a recipe for CUDA can be planned on a machine without."""
+    cuda = placement.device == "cuda" or (placement.device == "auto" and torch.cuda.is_available())
+    device = "cuda" if cuda else "cpu"
+    if variables.launched():
+        return World(variables.world_size(), variables.local_world_size(), device)
+    devices = max(1, torch.cuda.device_count()) if cuda else 1
+    ranks = ranks_wanted(placement, devices)
+    return World(ranks, ranks, device)
+
+
+def memory_of(plan: Plan, rank: int, counted: Counted | None) -> str:
+    return "?" if counted is None else memory_text(memory_bytes(plan.roles[rank], plan, counted))

@@ -1,0 +1,113 @@
+"""Placement `auto` takes what is measured to be best, and shows why."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import Ended, run_world
+
+from draftline.config import PlacementSection
+from draftline.drafter.step import DrafterStep
+from draftline.errors import InputError
+from draftline.target.capture import FeatureCapture
+from draftline.train.plan import World, candidates, make_plan, predicted_rate
+from runs import write_recipe
+
+SLOW_S = 0.15
+
+
+def slowed(owner: Any, method: str) -> Callable[[], None]:
+    """A stage that takes SLOW_S longer for every micro-batch, on any rank."""
+
+    def hook() -> None:
+        whole = getattr(owner, method)
+
+        def slow(*args: Any) -> Any:
+            time.sleep(SLOW_S)
+            return whole(*args)
+
+        setattr(owner, method, slow)
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("hook", "best", "worse"),
+    [
+        (slowed(FeatureCapture, "__call__"), (2, 1), (1, 2)),
+        (slowed(DrafterStep, "forward_backward"), (1, 2), (2, 1)),
+    ],
+    ids=["slow capture", "slow training"],
+)
+def test_auto_picks_the_measured_best(
+    tmp_path: Path, hook: Callable[[], None], best: tuple[int, int], worse: tuple[int, int]
+) -> None:
+    """Two micro-batches a step: three ranks cannot all train, so it is one of two splits, and both are run."""
+    recipe = write_recipe(tmp_path)
+
+    def start(name: str, *words: str) -> Ended:
+        return run_world(recipe, f"train.out={tmp_path / name}", *words, hook=hook, ranks=3)
+
+    ended = start("auto", "placement.kind=auto")
+    assert ended.code == 0, ended.out
+    assert json.loads((tmp_path / "auto/placement.json").read_text()) == {
+        "kind": "split", "targets": best[0], "drafters": best[1],
+    }  # fmt: skip
+    assert f"split, {best[0]} capturing and {best[1]} training" in ended.out and "taken" in ended.out
+    rates = []
+    for targets, drafters in (best, worse):
+        words = ["placement.kind=split", f"placement.targets={targets}", f"placement.drafters={drafters}"]
+        assert start(f"{targets}{drafters}", *words).code == 0
+        rates.append(json.loads((tmp_path / f"{targets}{drafters}/summary.json").read_text())["tokens_per_s"])
+    assert rates[0] > 1.3 * rates[1]
+
+
+def test_rates_of_placements_by_hand() -> None:
+    """Stages of 100 and 300 tokens/s on 4 ranks."""
+    plans = candidates(PlacementSection(kind="auto"), World(4, 4, "cpu"), micro_batches_per_step=8)
+    found = {plan.text: predicted_rate(plan, 100.0, 300.0) for plan in plans}
+    assert found == pytest.approx(
+        {
+            "colocated on 4": 300.0,
+            "split, 1 capturing and 3 training": 100.0,
+            "split, 2 capturing and 2 training": 200.0,
+            "split, 3 capturing and 1 training": 300.0,
+        }
+    )
+    two = candidates(PlacementSection(kind="auto"), World(4, 4, "cpu"), micro_batches_per_step=2)
+    assert [plan.drafters for plan in two] == [2, 1]
+
+
+def test_roles_of_two_hosts() -> None:
+    placement = PlacementSection(kind="split", targets=2, drafters=4, tensor_parallel=2)
+    plan = make_plan(placement, World(8, 4, "cuda"))
+    assert [(role.host, role.device, role.name) for role in plan.roles] == [
+        (0, "cuda:0", "drafter 0"),
+        (0, "cuda:1", "drafter 1"),
+        (0, "cuda:2", "drafter 2"),
+        (0, "cuda:3", "drafter 3"),
+        (1, "cuda:0", "target 0"),
+        (1, "cuda:1", "target 0 shard 1"),
+        (1, "cuda:2", "target 1"),
+        (1, "cuda:3", "target 1 shard 1"),
+    ]
+    assert plan.target_ranks(1) == [6, 7] and plan.drafter_ranks() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("section", "ranks", "named"),
+    [
+        ({"drafters": 3}, 2, "placement.drafters 3 and a world of 2 ranks"),
+        ({"kind": "split", "targets": 2, "drafters": 2}, 5, "do not fill 5 ranks"),
+        ({"kind": "split", "targets": 4}, 4, "do not fill 4 ranks"),
+        ({"kind": "split", "drafters": 2, "tensor_parallel": 2}, 5, "do not fill 5 ranks"),
+    ],
+)
+def test_a_placement_that_does_not_fill_the_world_is_refused(section: dict, ranks: int, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        make_plan(PlacementSection(**section), World(ranks, ranks, "cpu"))
