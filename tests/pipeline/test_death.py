@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -14,9 +16,11 @@ import pytest
 import torch
 from worlds import end_of, run_world, start_world
 
+import draftline.train.checkpoint as checkpoint
 from command import draftline_here
 from draftline.channel.routes import FeatureInbox, FeatureOutbox
 from draftline.drafter.step import DrafterStep
+from draftline.monitor.events import Step, read_events
 from draftline.target.capture import FeatureCapture
 from draftline.train.loop import Loop
 from draftline.train.optimizer import Optimizer
@@ -121,8 +125,6 @@ def test_a_drafter_that_dies_or_stalls_among_two(
 
 def test_a_rank_killed_while_it_writes_a_checkpoint(home: Path, two: Path, tmp_path: Path) -> None:
     """The second one, half written: what counts is the first."""
-    import draftline.train.checkpoint as checkpoint
-
     fault = Fault(0, checkpoint, "sync", 7, killed)  # 4 files' worth and the folder belong to the first
     ended = run_world(home / "recipe.yaml", f"train.out={tmp_path / 'run'}", *TWO, hook=fault)
     assert ended.code == 0, ended.out
@@ -174,10 +176,6 @@ def test_a_signal_saves_first_and_all_ranks_leave_at_one_step(
 
 def test_resumed_with_another_number_of_drafters(home: Path, two: Path, tmp_path: Path) -> None:
     """At the same place in the data: the steps, their tokens and their losses are those of a run that never changed."""
-    import shutil
-
-    from draftline.monitor.events import Step, read_events
-
     run = tmp_path / "run"
     shutil.copytree(home / "one/checkpoints/step-0000004", run / "checkpoints/step-0000004")
     ended = run_world(home / "recipe.yaml", f"train.out={run}", *TWO, resume=True)
@@ -209,3 +207,19 @@ def test_out_of_memory_says_what_was_predicted_and_what_to_lower(home: Path, tmp
     assert "predicted GiB 0.0" in ended.out
     assert "lower train.rows_per_micro_batch, train.anchors or data.sequence_length" in ended.out
     assert "restart" not in ended.out
+
+
+def test_a_full_disk_ends_the_run_and_harms_no_earlier_checkpoint(home: Path, two: Path, tmp_path: Path) -> None:
+    """Rank 0's files may not grow past 20,000 bytes from the fifth step on: the second checkpoint does not fit."""
+    run = tmp_path / "run"
+
+    def fill() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    ended = run_world(home / "recipe.yaml", f"train.out={run}", *TWO, hook=Fault(0, Loop, "train_step", 7, fill))
+    assert ended.code == 1
+    assert f"checkpoint {run / LAST} could not be written" in ended.out and "restart" not in ended.out
+    assert checkpoint_names(run) == ["step-0000004"]
+    ended = run_world(home / "recipe.yaml", f"train.out={run}", *TWO, resume=True)
+    assert ended.code == 0, ended.out
+    assert_same_bits(run / LAST, two / LAST)

@@ -41,7 +41,7 @@ def test_the_kubernetes_job_starts_as_many_ranks_as_its_recipe_plans() -> None:
     assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"]
     assert f"--nnodes={job['spec']['completions']}" in container["args"]
     assert f"--nproc-per-node={container['resources']['limits']['nvidia.com/gpu']}" in container["args"]
-    assert container["args"][container["args"].index("-m") : ][:3] == ["-m", "draftline", "train"]
+    assert container["args"][container["args"].index("-m") :][:3] == ["-m", "draftline", "train"]
 
 
 def test_the_image_copies_what_exists() -> None:
