@@ -14,8 +14,7 @@ from draftline.train.prediction import GIB, count, memory_bytes, memory_text, re
 REMEDY = {
     "capture": "lower train.rows_per_micro_batch or data.sequence_length, or spread the target: "
     "placement.tensor_parallel of a split",
-    "training": "lower train.rows_per_micro_batch, train.anchors or data.sequence_length, or use placement.kind=split "
-    "or placement.sharded=true",
+    "training": "lower train.rows_per_micro_batch, train.anchors or data.sequence_length, or use placement.kind=split",
 }
 
 

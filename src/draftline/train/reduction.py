@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from draftline.drafter.model import Drafter
+from draftline.errors import InputError
 from draftline.train.ranks import Ranks
 
 
@@ -153,4 +154,9 @@ class GradientBuffer:
 def reduction_for(drafter: Drafter, ranks: Ranks, device: torch.device) -> Reduction:
     if ranks.drafters is None:
         return Alone(drafter)
+    if ranks.plan.sharded and device.type == "cuda":
+        raise InputError(
+            "placement.sharded: the written-out step on CUDA keeps every weight whole on its device",
+            "leave placement.sharded out; a split keeps the target's memory off the drafter's devices",
+        )
     return Shards(drafter, ranks, device) if ranks.plan.sharded else Replicas(drafter, ranks)
