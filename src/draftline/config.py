@@ -118,6 +118,7 @@ class TrainSection(Section):
     checkpoint_every: int = Field(500, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1)
     log_every: int = Field(10, ge=1, description="steps between plain progress lines")
+    trace: bool = Field(False, description="each rank writes its spans of work to RUN/trace-rankN.jsonl")
 
     @model_validator(mode="after")
     def whole_micro_batches(self) -> TrainSection:

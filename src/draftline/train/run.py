@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,10 @@ from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
 from draftline.export.folder import record_tau
 from draftline.export.speculators import speculators_config
 from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded, RunStarted
+from draftline.monitor.heartbeat import untraced
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
+from draftline.monitor.trace import Tracer
 from draftline.records import EvalReport
 from draftline.target.load import load_target
 from draftline.train.auto import choose_placement
@@ -114,7 +118,8 @@ def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, noti
     first_step = ranks.gather(ranks.together(lambda: 0))[0]
     with EventLog(folder.events_of(ranks.role.rank), ranks.role.rank) as log:
         log.write(RunStarted(setting.recipe.model_dump(mode="json"), fingerprint()))
-        feeder.run(first_step)
+        with traced(setting, folder):
+            feeder.run(first_step)
         log.write(RunEnded("completed"))
     ranks.leave()
 
@@ -134,7 +139,8 @@ def train_drafter(
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from if resume else None))
         log.write(Derived(derived_facts(job)))
         try:
-            summary = finish(loop, notices)
+            with traced(setting, folder):
+                summary = finish(loop, notices)
         except Interrupted as interruption:
             log.write(RunEnded("interrupted", interruption.what))
             raise
@@ -146,6 +152,21 @@ def train_drafter(
             raise
         log.write(RunEnded("completed"))
     return summary
+
+
+@contextmanager
+def traced(setting: Setting, folder: RunFolder) -> Iterator[None]:
+    """With train.trace, what this rank does inside is written down with its times."""
+    if not setting.recipe.train.trace:
+        yield
+        return
+    heart, tracer = setting.ranks.heart, Tracer(setting.target.device)
+    heart.trace = tracer.span
+    try:
+        yield
+    finally:
+        heart.trace = untraced
+        tracer.write(folder.trace_of(setting.ranks.role.rank))
 
 
 def start_step(loop: Loop, notices: Notices, resume: bool) -> int:
