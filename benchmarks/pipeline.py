@@ -39,12 +39,8 @@ CHATML = (
 )
 WORDS = 1000
 WARM_STEPS = 3
-COLOURS = {
-    "capture": "tab:blue",
-    "features": "tab:blue",
-    "forward and backward": "tab:orange",
-    "optimizer step": "tab:red",
-}
+COLOURS = {"capture": "tab:blue", "waiting": "lightgrey", "forward and backward": "tab:orange", "step": "tab:red"}
+SLOTS = 3  # micro-batches in flight: enough to hide one, few enough that the picture shows a steady state
 
 
 @dataclass(frozen=True)
@@ -128,10 +124,17 @@ def write_recipe(home: Path, size: Size) -> Path:
             "epochs": 1, "rows_per_step": size.rows_per_step, "rows_per_micro_batch": 1, "anchors": size.anchors,
             "checkpoint_every": 10**6, "trace": True, "log_every": 1,
         },
+        "placement": {"channel_gib": SLOTS * slot_bytes(size) / 2**30},
     }  # fmt: skip
     path = home / "recipe.yaml"
     path.write_text(yaml.safe_dump(tree))
     return path
+
+
+def slot_bytes(size: Size) -> int:
+    """Features of one row: as many taps as the recipe's default spreads over the depth, and the final state."""
+    width = min(5, size.target["num_hidden_layers"] - 3) + 1
+    return size.sequence_length * width * int(size.target["hidden_size"]) * size.dtype.itemsize
 
 
 def rate_of(run: Path) -> float:
@@ -148,22 +151,24 @@ def measure_alone(recipe: Path) -> dict[str, float]:
     return {"capture alone": rates.capture_tokens_per_s, "training alone": rates.train_tokens_per_s}
 
 
-def draw(run: Path, ranks: int, path: Path, steps: int = 2) -> None:
-    """A bar for every span of the last steps, a row for every rank."""
+def draw(run: Path, ranks: int, split: bool, path: Path) -> None:
+    """A bar for every span of two steps in the middle of the run, a row for every rank."""
     spans = {rank: read_spans(run / f"trace-rank{rank}.jsonl") for rank in range(ranks)}
     ends = [span.end_s for span in spans[0] if span.kind == "optimizer step"]
-    window = (ends[-1 - steps], ends[-1])
-    figure, axes = plt.subplots(figsize=(12, 1.2 + 0.7 * ranks))
+    window = (ends[len(ends) // 2], ends[len(ends) // 2 + 2])
+    kinds = {"optimizer step": "step", "features": "waiting" if split else "capture"}
+    figure, axes = plt.subplots(figsize=(12, 1.6 + 0.6 * ranks))
     for rank, rows in spans.items():
         for span in rows:
-            if span.kind in COLOURS and span.end_s > window[0] and span.start_s < window[1]:
-                begin = max(span.start_s, window[0])
-                axes.barh(rank, span.end_s - begin, left=begin - window[0], color=COLOURS[span.kind], edgecolor="white")
+            kind = kinds.get(span.kind, span.kind)
+            if kind in COLOURS and span.end_s > window[0] and span.start_s < window[1]:
+                begin, end = max(span.start_s, window[0]), min(span.end_s, window[1])
+                axes.barh(rank, end - begin, left=begin - window[0], color=COLOURS[kind], edgecolor="white")
     axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
     axes.set_xlabel("seconds")
-    axes.set_title(run.name)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for kind, colour in COLOURS.items() if kind != "features"]
-    axes.legend(handles, [kind for kind in COLOURS if kind != "features"], loc="upper right", ncols=3)
+    axes.set_title(run.name, loc="left")
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
+    axes.legend(handles, list(COLOURS), loc="lower right", bbox_to_anchor=(1, 1), ncols=len(COLOURS), frameon=False)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -188,7 +193,7 @@ def main() -> None:
         command = [sys.executable, "-m", "draftline", "train", str(recipe), f"train.out={run}", *overrides]
         subprocess.run(command, check=True)
         table[name] = rate_of(run)
-        draw(run, 1 if name.endswith("on 1") else 2, home / f"{run.name}.png")
+        draw(run, 1 if name.endswith("on 1") else 2, name.startswith("split"), home / f"{run.name}.png")
     (home / "rates.json").write_text(json.dumps(table, indent=1))
     for name, rate in table.items():
         print(f"{name:30s} {rate:12,.0f} tokens/s")

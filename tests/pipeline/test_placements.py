@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from worlds import run_world
 
 from command import draftline_here
-from draftline.monitor.events import Step, read_events
+from draftline.monitor.events import RunEnded, Step, read_events
 from draftline.records import StepReport
 from runs import assert_same_bits, write_recipe
 
@@ -72,6 +73,17 @@ def test_a_split_trains_the_same_bits(home: Path, targets: int, drafters: int) -
         home, f"split{targets}{drafters}", SPLIT, f"placement.targets={targets}", f"placement.drafters={drafters}"
     )
     assert_same_bits(split / LAST, (home / "one" if drafters == 1 else two(home)) / LAST)
+
+
+def test_a_split_exports_and_measures_what_it_trained(home: Path) -> None:
+    """Rank 0, which held no layer of the target while it trained."""
+    (home / "prompts.jsonl").write_text(json.dumps({"prompt": "w1 w2 w3"}) + "\n")
+    words = [f"eval.prompts={home / 'prompts.jsonl'}", "eval.max_new_tokens=8", "train.max_steps=2"]
+    split = trained(home, "evaluated", SPLIT, "placement.targets=1", "placement.drafters=1", *words)
+    (report,) = json.loads((split / "summary.json").read_text())["evaluations"]
+    assert report["tokens"] > 0 and report["same_text_share"] == 1.0
+    kinds = [logged.event for logged in read_events(split / "events-rank1.jsonl").events]
+    assert isinstance(kinds[-1], RunEnded) and kinds[-1].status == "completed"
 
 
 def test_features_between_hosts_are_the_same_bits(home: Path) -> None:

@@ -54,6 +54,11 @@ class FeatureOutbox:
         self.senders = senders
         self.waiting = waiting
 
+    def flush(self) -> None:
+        """Wait until what was put before has left the device. A GPU works on the batch after it meanwhile."""
+        for sender in self.senders:
+            sender.transport.flush()
+
     def put(self, batch: FeatureBatch) -> bool:
         """False once the drafters want no more."""
         sender = self.senders[batch.packed.index % len(self.senders)]

@@ -60,10 +60,10 @@ class Heart:
             faulthandler.enable()  # SIGABRT from the watching rank prints every thread's stack
 
     @contextmanager
-    def phase(self, kind: str, detail: str = "") -> Iterator[None]:
-        """Work of this rank's own, limited by what its kind has taken before."""
+    def phase(self, kind: str, detail: str = "", patience: float = 1.0) -> Iterator[None]:
+        """Work of this rank's own, limited by `patience` times what its kind has taken before."""
         started = time.monotonic()
-        before = self.say(f"{kind} {detail}".strip(), started + self.limit_s(kind))
+        before = self.say(f"{kind} {detail}".strip(), started + patience * self.limit_s(kind))
         try:
             with self.trace(kind, detail):
                 yield

@@ -31,6 +31,8 @@ class Feeder:
                     continue
                 with heart.phase("capture", f"of micro-batch {index}"), memory_told("capture", setting):
                     batch = self.capture(setting.stream.batch(index))
+                    if self.outbox is not None:
+                        self.outbox.flush()  # here, where a GPU that hangs has a limit
                 if not self.hand_on(batch):
                     break
             if self.outbox is not None:

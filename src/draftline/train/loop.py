@@ -103,7 +103,9 @@ class Loop:
         """Wait for a launched step's numbers, then report, log and show them."""
         if launched is None:
             return
-        with self.job.ranks.heart.phase("step", f"{launched.step} on the device"):
+        # with other drafters' sums in it, one of whom may be copying a checkpoint
+        patience = 1.0 if self.job.ranks.drafters is None else 3.0
+        with self.job.ranks.heart.phase("step", f"{launched.step} on the device", patience):
             numbers = launched.numbers.result()
         now = time.perf_counter()
         report = self.report(launched, numbers, now - self.clock)
@@ -185,7 +187,8 @@ class Loop:
             "identity": job.identity,
             "recipe": job.recipe.model_dump(mode="json"),
         }
-        snapshot = take_snapshot(job.drafter, job.optimizer, job.reduction, keep=job.ranks.first)
+        with job.ranks.heart.phase("checkpoint", f"of step {self.step} copied"):
+            snapshot = take_snapshot(job.drafter, job.optimizer, job.reduction, keep=job.ranks.first)
         self.saved_step = self.step
         if job.ranks.first:
             self.writer.start(snapshot, state)

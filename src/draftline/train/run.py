@@ -129,11 +129,11 @@ def train_drafter(
 ) -> dict[str, Any]:
     """A training rank's whole run; rank 0 also exports, evaluates and summarises."""
     ranks, recipe = setting.ranks, setting.recipe
-    job = ranks.together(lambda: assemble(setting, notices, source))
+    job = ranks.together(lambda: ready(setting, notices, source, folder))
     with EventLog(folder.events_of(ranks.role.rank), ranks.role.rank) as log:
         progress = Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
         loop = Loop(job, folder, log, progress)
-        resumed_from = ranks.gather(ranks.together(lambda: start_step(loop, notices, resume)))[0]
+        resumed_from = ranks.gather(ranks.together(lambda: restore_newest(loop, notices) if resume else 0))[0]
         if ranks.first:
             folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from if resume else None))
@@ -169,10 +169,10 @@ def traced(setting: Setting, folder: RunFolder) -> Iterator[None]:
         tracer.write(folder.trace_of(setting.ranks.role.rank))
 
 
-def start_step(loop: Loop, notices: Notices, resume: bool) -> int:
-    """The step to begin at, with everything refused now that would otherwise be refused after training."""
-    foresee(loop.job, loop.folder)
-    return restore_newest(loop, notices) if resume else 0
+def ready(setting: Setting, notices: Notices, source: FeatureSource, folder: RunFolder) -> Job:
+    job = assemble(setting, notices, source)
+    foresee(job, folder)
+    return job
 
 
 def foresee(job: Job, folder: RunFolder) -> None:
