@@ -32,6 +32,7 @@ class Target:
     stop_ids: frozenset[int]
     device: torch.device
     dtype: torch.dtype
+    has_layers: bool = True  # False: only embedding, final norm and head are in memory, see frame.py
 
     @property
     def template_hash(self) -> str:
@@ -48,14 +49,9 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
 
     Raises InputError where the folder or hub id cannot be used, naming it and the remedy.
     """
+    refuse_unloadable(section)
     dtype = target_dtype(section.dtype, device)
     common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
-    check_folder(section.path)
-    if section.revision is not None and Path(section.path).exists():
-        raise InputError(
-            f"target.revision {section.revision}: target.path {section.path} is a folder, which has no revisions",
-            "leave target.revision out, or give a hub id",
-        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(section.path, **common)
         with no_bar_over(section.path):
@@ -79,6 +75,16 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
     return Target(
         model, tokenizer, find_parts(model), section.path, identity, stop_ids(model, tokenizer), device, dtype
     )
+
+
+def refuse_unloadable(section: TargetSection) -> None:
+    """Name what can be seen to be wrong before anything is read."""
+    check_folder(section.path)
+    if section.revision is not None and Path(section.path).exists():
+        raise InputError(
+            f"target.revision {section.revision}: target.path {section.path} is a folder, which has no revisions",
+            "leave target.revision out, or give a hub id",
+        )
 
 
 @contextmanager

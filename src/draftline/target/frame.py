@@ -1,0 +1,112 @@
+"""A target without its layers: embedding, final norm, head, config, tokenizer. Training from features needs no more."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from draftline.config import TargetSection
+from draftline.errors import InputError
+from draftline.target.load import (
+    Target,
+    fault,
+    model_folder,
+    no_bar_over,
+    refuse_empty_tokenizer,
+    refuse_unloadable,
+    refuse_unloaded,
+    remedy_for,
+    stop_ids,
+    target_dtype,
+    weights_identity,
+)
+from draftline.target.parts import TargetParts, find_parts
+
+
+class AbsentLayer(nn.Module):
+    """Stands where a decoder layer would be, so that depth is counted as ever; a forward through it is a bug."""
+
+    def forward(self, *_args: Any, **_kwargs: Any) -> Tensor:
+        raise RuntimeError("this target was loaded without its layers: its features come from disk")
+
+
+def load_frame(section: TargetSection, device: torch.device) -> Target:
+    """As load_target, but the layers' tensors are never read: the model is built with a depth of 0, and transformers
+    reads only what a model has. Raises InputError as load_target does."""
+    refuse_unloadable(section)
+    dtype = target_dtype(section.dtype, device)
+    common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(section.path, **common)
+        config = AutoConfig.from_pretrained(section.path, **common)
+        model, loading = load_without_layers(section.path, config, dtype, common)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(
+            f"target.path {section.path}: {fault(section.path, error)}", remedy_for(section.path)
+        ) from error
+    refuse_unloaded(section.path, loading)
+    refuse_empty_tokenizer(section.path, tokenizer)
+    restore_depth(model, config)
+    model.to(device).eval().requires_grad_(False)
+    return Target(
+        model, tokenizer, find_parts(model), section.path, weights_identity(model_folder(section)),
+        stop_ids(model, tokenizer), device, dtype, has_layers=False,
+    )  # fmt: skip
+
+
+def load_without_layers(path: str, config: Any, dtype: torch.dtype, common: dict[str, Any]) -> Any:
+    """(model of depth 0, loading info). transformers lists every tensor it left out in a warning, which here is all
+    of the layers': the switch that silences it is process-wide and is put back."""
+    shallow = deepcopy(config)
+    text = shallow.get_text_config()
+    text.num_hidden_layers = 0
+    if "layer_types" in text.to_dict():
+        text.layer_types = []
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        with no_bar_over(path):
+            return AutoModelForCausalLM.from_pretrained(
+                path,
+                config=shallow,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that they are listed and refused
+                **common,
+            )
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+def restore_depth(model: Any, config: Any) -> None:
+    """Give the model its own config's depth back, every layer absent."""
+    own, text = config.get_text_config(), model.config.get_text_config()
+    text.num_hidden_layers = own.num_hidden_layers
+    if "layer_types" in own.to_dict():
+        text.layer_types = own.layer_types
+    lists = [child for child in model.get_decoder().children() if isinstance(child, nn.ModuleList) and not len(child)]
+    if len(lists) != 1:
+        raise InputError(
+            f"target class {type(model).__name__}: cannot be loaded without its layers ({len(lists)} empty lists)",
+            "train this family without target.features",
+        )
+    lists[0].extend(AbsentLayer() for _ in range(own.num_hidden_layers))
+
+
+def final_norm(parts: TargetParts) -> nn.Module:
+    """The decoder's final norm: its only child that holds one vector of the hidden size. InputError otherwise."""
+    vector = (parts.hidden_size,)
+    found = [child for child in parts.decoder.children() if [tuple(p.shape) for p in child.parameters()] == [vector]]
+    if len(found) != 1:
+        raise InputError(
+            f"target class {type(parts.decoder).__name__}: expected one final norm, found {len(found)}",
+            "features that hold the last layer before its norm need it: write them with `draftline prepare`",
+        )
+    return found[0]
