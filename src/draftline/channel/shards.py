@@ -11,8 +11,8 @@ documents (the data's own, not an epoch's). A shard holds
     crc32      [D]     int64, of each document's bytes in `features`
 
 and, as metadata, a `Heading`: schema, first document, the hash of its token ids and the identity again, so that a
-shard that lost its index, or was put in another's place, is recognised. A shard appears whole (write, fsync, rename), and the index, which
-is replaced in the same way after each, never names one that is not.
+shard that lost its index, or was put in another's place, is recognised. A shard appears whole (write, fsync, rename),
+and the index, which is replaced in the same way after each, never names one that is not.
 """
 
 from __future__ import annotations

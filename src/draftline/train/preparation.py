@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def prepare(recipe: Recipe, folder: Path, shard_bytes: int) -> Index:
     """Write the features of all of a recipe's documents to `folder`; an interrupted call is continued by the same one.
 
     Raises InputError where the folder holds another run's features or the disk is too small (before anything is
-    captured), RunError where the disk refuses a write, Interrupted after a signal, between two shards.
+    captured), RunError where the disk refuses a write, Interrupted after a signal.
     """
     if recipe.target.features is not None:
         raise InputError("target.features is set, and prepare runs the target itself", "leave target.features out")
@@ -160,40 +161,41 @@ def write_all(work: Work, stream: RowStream, capture: FeatureCapture, notices: N
     """Capture shard after shard while the one before is being written: at most two are in memory."""
     work.folder.mkdir(parents=True, exist_ok=True)
     write_index(work.folder, work.index())
-    total = len(stream.ids)
-    done = sum(shard.tokens for shard in work.whole.values())
-    every = max(1, len(stream.lengths) // LINES) if capture.tokens_per_forward == 1 else 1
-    started, captured = time.perf_counter(), total - done
+    total, done = len(stream.ids), sum(shard.tokens for shard in work.shards())
+    forwards = len(stream.lengths) if capture.tokens_per_forward == 1 else total // capture.tokens_per_forward
+    started = time.perf_counter()
     with (
-        Progress("prepare", total, console=notices.console, every=every, done=done) as progress,
+        Progress("prepare", total, console=notices.console, every=max(1, forwards // LINES), done=done) as progress,
         Interruption() as interruption,
         ThreadPoolExecutor(1) as writer,
     ):
-        writing = None
+
+        def advance(tokens: int) -> None:
+            progress.advance(tokens, tokens=tokens)
+            if interruption.received is not None:
+                name = interruption.received.name
+                raise Interrupted(name, interruption.received, "whole shards are kept: the same command goes on")
+
+        writing: Future[None] | None = None
         for number in work.missing:
-            documents = work.planned[number]
-            features = capture_shard(capture, stream, documents, progress)
+            features = capture_shard(capture, stream, work.planned[number], advance)
             if writing is not None:
                 writing.result()
             writing = writer.submit(write_one, work, stream, number, features)
-            if interruption.received is not None:
-                break
         if writing is not None:
             writing.result()
-    if interruption.received is not None and work.missing:
-        signal = interruption.received
-        raise Interrupted(
-            signal.name, signal, f"{len(work.whole)} of {len(work.planned)} shards are whole: the same command goes on"
-        )
     seconds = time.perf_counter() - started
-    notices.facts({"captured": f"{captured:,} tokens in {seconds:.1f} s, {captured / seconds:,.0f} tokens/s"})
+    rate = f"{(total - done) / seconds:,.0f} tokens/s"
+    notices.facts({"captured": f"{total - done:,} tokens in {seconds:.1f} s, {rate}, the last write included"})
 
 
-def capture_shard(capture: FeatureCapture, stream: RowStream, documents: range, progress: Progress) -> Tensor:
+def capture_shard(
+    capture: FeatureCapture, stream: RowStream, documents: range, advance: Callable[[int], None]
+) -> Tensor:
     """Features [T, C] of consecutive documents, on the host."""
     base, end = int(stream.starts[documents.start]), int(stream.starts[documents.stop])
     spans = [(int(stream.starts[d]) - base, int(stream.lengths[d])) for d in documents]
-    flat = capture.capture(stream.ids[base:end], spans, lambda tokens: progress.advance(tokens, tokens=tokens))
+    flat = capture.capture(stream.ids[base:end], spans, advance)
     parts = [flat.taps] if flat.final is None else [flat.taps, flat.final]
     return torch.cat([part.cpu() for part in parts], dim=-1)
 
