@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from builders import open_target, save_target, word_tokenizer
 from command import draftline_here
 from draftline.channel.disk import DiskFeatures, FeatureFiles, files_of
-from draftline.channel.shards import read_index
+from draftline.channel.shards import differences, read_index
 from draftline.data.stream import RowStream
 from draftline.errors import InputError
 from draftline.records import TokenRow
@@ -88,6 +88,13 @@ def test_a_final_state_is_refused_where_missing_and_passed_over_where_not_wanted
         done = train(home, tmp_path / name, folder, "loss.kind=ce")
         assert done.code == 0, done.err
     assert_same_bits(tmp_path / "with" / LAST, tmp_path / "without" / LAST)
+
+
+def test_revisions_are_compared_where_both_sides_name_one(home: Path) -> None:
+    one = read_index(home / "features").identity
+    main, other = (one.model_copy(update={"target_revision": name}) for name in ("main", "v2"))
+    assert differences(one, main) == differences(main, one) == differences(main, main) == []
+    assert differences(main, other) == ["target revision: prepared main, now v2"]
 
 
 def test_schema_revision_and_unfinished_folders(home: Path, copy: Path, tmp_path: Path) -> None:

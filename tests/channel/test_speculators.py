@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from builders import open_target
 from offline import LAST, train, truncated
-from runs import assert_same_bits
+from runs import assert_same_bits, write_rows
 
 
 def write_samples(home: Path, folder: Path, own_masks: bool = False, dtype: torch.dtype = torch.float32) -> Path:
@@ -40,8 +40,10 @@ def write_samples(home: Path, folder: Path, own_masks: bool = False, dtype: torc
 
 @pytest.mark.parametrize("own_masks", [False, True])
 def test_samples_of_another_tool_train_the_same_bits(home: Path, tmp_path: Path, own_masks: bool) -> None:
+    """With masks of their own, the samples need no conversation: here other ones are given."""
     folder = write_samples(home, tmp_path / "hidden_states", own_masks)
-    done = train(home, tmp_path / "run", folder)
+    other = write_rows(tmp_path / "other.jsonl", shift=1)
+    done = train(home, tmp_path / "run", folder, *([f"data.train={other}"] if own_masks else []))
     assert done.code == 0, done.err
     assert "taken on trust" in done.out and "ids [1, 3] there" in done.out
     assert f"loss masks from {'the files' if own_masks else 'data.train'}" in done.out
@@ -63,6 +65,8 @@ def test_samples_that_do_not_fit_are_refused_by_name(home: Path, tmp_path: Path)
     folder = write_samples(home, tmp_path / "h")
     three = train(home, tmp_path / "run", folder, "drafter.taps=[0, 1, 2]")
     assert three.code == 2 and "hs_0.safetensors: hidden_states of 3 layers" in three.err
+    done = train(home, tmp_path / "run", folder, "drafter.taps=null")
+    assert done.code == 2 and "do not say which layers they hold" in done.err
     narrow = load_file(folder / "hs_5.safetensors")
     save_file(narrow | {"hidden_states": narrow["hidden_states"][..., :16].contiguous()}, folder / "hs_5.safetensors")
     done = train(home, tmp_path / "run", folder)

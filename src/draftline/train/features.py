@@ -57,7 +57,15 @@ def foreign_samples(recipe: Recipe) -> list[Sample] | None:
     folder = Path(recipe.target.features)
     if not folder.is_dir():
         raise InputError(f"target.features {folder}: no such folder", "`draftline prepare` makes one")
-    return None if (folder / INDEX).exists() else read_samples(folder, recipe.data.sequence_length)
+    if (folder / INDEX).exists():
+        return None
+    samples = read_samples(folder, recipe.data.sequence_length)
+    if recipe.drafter.taps is None:
+        raise InputError(
+            f"target.features {folder}: samples of another tool do not say which layers they hold",
+            "set drafter.taps to the layer ids that were written, minus 1 and without the last",
+        )
+    return samples
 
 
 def adopt(samples: Sequence[Sample], rendered: RenderedData, max_unusable_share: float) -> RenderedData:
