@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from draftline.config import TargetSection
 from draftline.errors import InputError
-from draftline.target.load import (
-    Target,
-    fault,
-    model_folder,
-    no_bar_over,
-    refuse_empty_tokenizer,
-    refuse_unloadable,
-    refuse_unloaded,
-    remedy_for,
-    stop_ids,
-    target_dtype,
-    weights_identity,
-)
+from draftline.target.load import Target, check_folder, fault, load_target, remedy_for
 from draftline.target.parts import TargetParts, find_parts
 
 
@@ -39,30 +27,23 @@ class AbsentLayer(nn.Module):
 def load_frame(section: TargetSection, device: torch.device) -> Target:
     """As load_target, but the layers' tensors are never read: the model is built with a depth of 0, and transformers
     reads only what a model has. Raises InputError as load_target does."""
-    refuse_unloadable(section)
-    dtype = target_dtype(section.dtype, device)
-    common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+    check_folder(section.path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(section.path, **common)
-        config = AutoConfig.from_pretrained(section.path, **common)
-        model, loading = load_without_layers(section.path, config, dtype, common)
-    except (OSError, ValueError, SafetensorError) as error:
+        config: Any = AutoConfig.from_pretrained(
+            section.path, revision=section.revision, trust_remote_code=section.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
         raise InputError(
             f"target.path {section.path}: {fault(section.path, error)}", remedy_for(section.path)
         ) from error
-    refuse_unloaded(section.path, loading)
-    refuse_empty_tokenizer(section.path, tokenizer)
-    restore_depth(model, config)
-    model.to(device).eval().requires_grad_(False)
-    return Target(
-        model, tokenizer, find_parts(model), section.path, weights_identity(model_folder(section)),
-        stop_ids(model, tokenizer), device, dtype, has_layers=False,
-    )  # fmt: skip
+    target = load_without_layers(section, device, config)
+    restore_depth(target.model, config)
+    return replace(target, parts=find_parts(target.model), has_layers=False)
 
 
-def load_without_layers(path: str, config: Any, dtype: torch.dtype, common: dict[str, Any]) -> Any:
-    """(model of depth 0, loading info). transformers lists every tensor it left out in a warning, which here is all
-    of the layers': the switch that silences it is process-wide and is put back."""
+def load_without_layers(section: TargetSection, device: torch.device, config: Any) -> Target:
+    """A target of depth 0. transformers lists every tensor it left out in a warning, which here is all of the layers':
+    the switch that silences it is process-wide and is put back."""
     shallow = deepcopy(config)
     text = shallow.get_text_config()
     text.num_hidden_layers = 0
@@ -71,16 +52,7 @@ def load_without_layers(path: str, config: Any, dtype: torch.dtype, common: dict
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
-        with no_bar_over(path):
-            return AutoModelForCausalLM.from_pretrained(
-                path,
-                config=shallow,
-                dtype=dtype,
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # so that they are listed and refused
-                **common,
-            )
+        return load_target(section, device, {"config": shallow})
     finally:
         transformers_logging.set_verbosity(verbosity)
 

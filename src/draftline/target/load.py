@@ -44,14 +44,20 @@ class Target:
         return self.parts.embedding(ids)
 
 
-def load_target(section: TargetSection, device: torch.device) -> Target:
+def load_target(section: TargetSection, device: torch.device, changes: Mapping[str, Any] | None = None) -> Target:
     """Load model and tokenizer; weights from safetensors only, nothing unpickled.
 
+    changes: further words for from_pretrained, see `frame.py`.
     Raises InputError where the folder or hub id cannot be used, naming it and the remedy.
     """
-    refuse_unloadable(section)
     dtype = target_dtype(section.dtype, device)
     common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+    check_folder(section.path)
+    if section.revision is not None and Path(section.path).exists():
+        raise InputError(
+            f"target.revision {section.revision}: target.path {section.path} is a folder, which has no revisions",
+            "leave target.revision out, or give a hub id",
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(section.path, **common)
         with no_bar_over(section.path):
@@ -62,6 +68,7 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # so that they are listed and refused below
                 **common,
+                **(changes or {}),
             )
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
@@ -75,16 +82,6 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
     return Target(
         model, tokenizer, find_parts(model), section.path, identity, stop_ids(model, tokenizer), device, dtype
     )
-
-
-def refuse_unloadable(section: TargetSection) -> None:
-    """Name what can be seen to be wrong before anything is read."""
-    check_folder(section.path)
-    if section.revision is not None and Path(section.path).exists():
-        raise InputError(
-            f"target.revision {section.revision}: target.path {section.path} is a folder, which has no revisions",
-            "leave target.revision out, or give a hub id",
-        )
 
 
 @contextmanager
