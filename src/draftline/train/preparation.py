@@ -94,7 +94,7 @@ def prepare(recipe: Recipe, folder: Path, shard_bytes: int) -> Index:
     size_bytes = sum(shard.size_bytes for shard in work.shards())
     notices.facts(
         {
-            "features": f"{folder}: {len(work.whole)} shards, {size_bytes:,} bytes",
+            "features": f"{folder}: {size_bytes:,} bytes, shards: {len(work.whole)}",
             "use": f"draftline train RECIPE target.features={folder}",
         }
     )
@@ -143,7 +143,7 @@ def keep_to_budget(work: Work, stream: RowStream, notices: Notices) -> None:
         {
             "taps": f"{list(who.taps)}; {kinds} in {who.target_dtype}: {who.bytes_per_token:,} bytes a token",
             "shards": f"{len(work.planned)} of at most {work.shard_bytes / 2**30:g} GiB, {len(work.whole)} whole",
-            "disk": f"{needed / 2**30:.3f} GiB needed ({needed:,} bytes), {free / 2**30:.1f} GiB free in {work.folder}",
+            "disk": f"{needed / 2**30:.3f} GiB needed ({needed:,} bytes), {free / 2**30:.1f} GiB free in {place}",
         }
     )
     if needed > free:
