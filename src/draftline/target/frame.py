@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 from draftline.config import TargetSection
 from draftline.errors import InputError
 from draftline.target.load import Target, check_folder, fault, load_target, remedy_for
-from draftline.target.parts import TargetParts, find_parts
+from draftline.target.parts import TargetParts
 
 
 class AbsentLayer(nn.Module):
@@ -37,8 +37,8 @@ def load_frame(section: TargetSection, device: torch.device) -> Target:
             f"target.path {section.path}: {fault(section.path, error)}", remedy_for(section.path)
         ) from error
     target = load_without_layers(section, device, config)
-    restore_depth(target.model, config)
-    return replace(target, parts=find_parts(target.model), has_layers=False)
+    restore_depth(target.parts, config.get_text_config())
+    return replace(target, has_layers=False)
 
 
 def load_without_layers(section: TargetSection, device: torch.device, config: Any) -> Target:
@@ -57,19 +57,12 @@ def load_without_layers(section: TargetSection, device: torch.device, config: An
         transformers_logging.set_verbosity(verbosity)
 
 
-def restore_depth(model: Any, config: Any) -> None:
-    """Give the model its own config's depth back, every layer absent."""
-    own, text = config.get_text_config(), model.config.get_text_config()
-    text.num_hidden_layers = own.num_hidden_layers
-    if "layer_types" in own.to_dict():
-        text.layer_types = own.layer_types
-    lists = [child for child in model.get_decoder().children() if isinstance(child, nn.ModuleList) and not len(child)]
-    if len(lists) != 1:
-        raise InputError(
-            f"target class {type(model).__name__}: cannot be loaded without its layers ({len(lists)} empty lists)",
-            "train this family without target.features",
-        )
-    lists[0].extend(AbsentLayer() for _ in range(own.num_hidden_layers))
+def restore_depth(parts: TargetParts, config: Any) -> None:
+    """Give the model its own text config's depth back, every layer absent."""
+    parts.config.num_hidden_layers = config.num_hidden_layers
+    if "layer_types" in config.to_dict():
+        parts.config.layer_types = config.layer_types
+    parts.layers.extend(AbsentLayer() for _ in range(config.num_hidden_layers))
 
 
 def final_norm(parts: TargetParts) -> nn.Module:
