@@ -66,9 +66,9 @@ def restore_depth(parts: TargetParts, config: Any) -> None:
 
 
 def final_norm(parts: TargetParts) -> nn.Module:
-    """The decoder's final norm: its only child that holds one vector of the hidden size. InputError otherwise."""
-    vector = (parts.hidden_size,)
-    found = [child for child in parts.decoder.children() if [tuple(p.shape) for p in child.parameters()] == [vector]]
+    """The decoder's final norm: its only child that holds vectors of the hidden size alone. InputError otherwise."""
+    vector = {(parts.hidden_size,)}  # a weight, or a weight and a bias
+    found = [child for child in parts.decoder.children() if {tuple(p.shape) for p in child.parameters()} == vector]
     if len(found) != 1:
         raise InputError(
             f"target class {type(parts.decoder).__name__}: expected one final norm, found {len(found)}",
