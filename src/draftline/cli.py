@@ -115,6 +115,29 @@ def train(
 
 
 @app.command()
+def prepare(
+    recipe: Annotated[Path, typer.Argument(help="YAML recipe, as for train.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="section.key=value", help="Recipe values to replace.")
+    ] = None,
+    features: Annotated[Path, typer.Option("--features", help="Folder to write; whole shards in it are kept.")] = Path(
+        "features"
+    ),
+    shard_gib: Annotated[float, typer.Option("--shard-gib", min=0.0, help="Largest shard, in GiB.")] = 1.0,
+) -> None:
+    """Run the target once over the recipe's data and write its features to disk.
+
+    Training with target.features=FOLDER then reads them and loads no target layers.
+    """
+    from draftline.config import load_recipe
+
+    parsed = load_recipe(recipe, overrides)
+    from draftline.train.preparation import prepare
+
+    prepare(parsed, features, round(shard_gib * 2**30))
+
+
+@app.command()
 def regenerate(
     target: Target,
     prompts: Prompts,
