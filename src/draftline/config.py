@@ -34,6 +34,12 @@ class TargetSection(Section):
         ge=0,
         description="keep all the data's features on the device if they fit in this: one capture serves every epoch",
     )
+    features: str | None = Field(
+        None,
+        min_length=1,
+        description="folder of `draftline prepare`, or samples in the speculators layout, to read features from; the "
+        "target's layers are then not loaded",
+    )
 
 
 class DataSection(Section):
@@ -201,6 +207,15 @@ class Recipe(Section):
             raise ValueError(
                 f"placement.drafters {self.placement.drafters} is more than the {micro_batches} micro-batches a step "
                 f"(train.rows_per_step / train.rows_per_micro_batch): some ranks would never train"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def files_need_no_capture(self) -> Recipe:
+        if self.target.features is not None and self.placement.kind != "colocated":
+            raise ValueError(
+                f"target.features holds what placement.kind {self.placement.kind} would capture: use kind colocated, "
+                "in which every rank reads its own"
             )
         return self
 

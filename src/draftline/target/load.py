@@ -32,6 +32,7 @@ class Target:
     stop_ids: frozenset[int]
     device: torch.device
     dtype: torch.dtype
+    has_layers: bool = True  # False: only embedding, final norm and head are in memory, see frame.py
 
     @property
     def template_hash(self) -> str:
@@ -46,7 +47,7 @@ class Target:
 def load_target(section: TargetSection, device: torch.device, changes: Mapping[str, Any] | None = None) -> Target:
     """Load model and tokenizer; weights from safetensors only, nothing unpickled.
 
-    changes: further words for from_pretrained, see `partial.py`.
+    changes: further words for from_pretrained, see `frame.py`.
     Raises InputError where the folder or hub id cannot be used, naming it and the remedy.
     """
     dtype = target_dtype(section.dtype, device)

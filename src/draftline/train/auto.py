@@ -17,7 +17,7 @@ from draftline.errors import InputError
 from draftline.monitor.notices import Notices
 from draftline.records import FeatureBatch
 from draftline.target.capture import FeatureCapture
-from draftline.target.partial import borrow_target
+from draftline.target.frame import load_frame
 from draftline.train.folder import RunFolder
 from draftline.train.job import Setting, assemble, prepare
 from draftline.train.plan import Plan, World, candidates, predicted_rate
@@ -94,7 +94,7 @@ def measure_stages(recipe: Recipe, ranks: Ranks, device: torch.device) -> StageR
     own = replace(alone(PlacementSection(), device), heart=ranks.heart)
     setting = ranks.together(lambda: prepare(recipe, quiet, own, device))
     captured = measure_capture(setting)
-    borrowed = ranks.together(lambda: borrow_target(recipe.target, device))
+    borrowed = ranks.together(lambda: load_frame(recipe.target, device))
     setting = replace(setting, target=borrowed)  # the whole target is gone with its last name
     rate, share = measure_training(setting, quiet, captured.batches)
     return StageRates(captured.tokens_per_s, rate, captured.memory_share + share)

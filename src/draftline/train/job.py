@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from draftline.channel.flow import FeatureLayout
 from draftline.channel.routes import FeatureSource
-from draftline.channel.store import FeatureStore
+from draftline.channel.speculators import Sample
 from draftline.config import Recipe
 from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_conversations
@@ -27,11 +25,12 @@ from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
 from draftline.records import DrafterSpec, FeatureBatch, PackedBatch
-from draftline.target.capture import FeatureCapture
 from draftline.target.derive import derive_spec
+from draftline.target.frame import load_frame
 from draftline.target.load import Target, load_target
-from draftline.target.partial import borrow_target, load_target_shard
 from draftline.target.parts import prove_parts
+from draftline.target.shard import load_target_shard
+from draftline.train.features import Source, Wanted, adopt, feature_source, foreign_samples
 from draftline.train.optimizer import Optimizer
 from draftline.train.plan import Role
 from draftline.train.ranks import Ranks
@@ -49,6 +48,7 @@ class Setting:
     target: Target
     spec: DrafterSpec
     stream: RowStream
+    samples: list[Sample] | None  # of another tool, where target.features names such a folder
     total_steps: int
     micro_batches_per_step: int
 
@@ -138,28 +138,25 @@ class Job:
 def prepare(recipe: Recipe, notices: Notices, ranks: Ranks, device: torch.device) -> Setting:
     """Load, derive and prove what this rank's role needs. Collective; raises InputError on every rank where any rank
     finds fault with the recipe or its files."""
-    split = ranks.plan.kind == "split"
     mesh = ranks.replica_mesh(device)
     target = ranks.together(lambda: load_for(recipe, ranks.role, device, mesh))
-    captures = ranks.role.target is not None
-    spec = ranks.together(lambda: derive_spec(recipe.drafter, target) if captures else None)
-    if split:
-        spec = ranks.gather(spec)[ranks.plan.target_ranks(0)[0]]  # a drafter rank has no layers to derive it from
-    assert spec is not None
-    stream = ranks.together(lambda: row_stream(recipe, target, notices))
-    if captures:
-        ids = torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device)
-        ranks.together(lambda: prove_parts(target.model, target.parts, ids))
-    else:
-        ranks.together(lambda: 0.0)
+    return ranks.together(lambda: setting_of(recipe, notices, ranks, target))
+
+
+def setting_of(recipe: Recipe, notices: Notices, ranks: Ranks, target: Target) -> Setting:
+    spec, samples = derive_spec(recipe.drafter, target), foreign_samples(recipe)
+    stream = row_stream(recipe, target, notices, samples)
+    if target.has_layers:
+        ids = torch.from_numpy(stream.batch(0).ids[:1, :256]).to(target.device)
+        prove_parts(target.model, target.parts, ids)
     per_step = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
-    return Setting(recipe, ranks, target, spec, stream, count_steps(recipe, stream, per_step), per_step)
+    return Setting(recipe, ranks, target, spec, stream, samples, count_steps(recipe, stream, per_step), per_step)
 
 
 def load_for(recipe: Recipe, role: Role, device: torch.device, mesh: DeviceMesh | None) -> Target:
-    """The target as far as a role needs it."""
-    if role.target is None:
-        return borrow_target(recipe.target, device)
+    """As far as a role needs it: without its layers where another rank captures, or where files hold its features."""
+    if role.target is None or recipe.target.features is not None:
+        return load_frame(recipe.target, device)
     if mesh is not None:
         return load_target_shard(recipe.target, device, mesh)
     return load_target(recipe.target, device)
@@ -185,10 +182,11 @@ def assemble(setting: Setting, notices: Notices, features: FeatureSource) -> Job
     return job
 
 
-def feature_capture(setting: Setting, notices: Notices) -> Callable[[PackedBatch], FeatureBatch]:
-    """The target's forward, or a look-up where the whole data's features fit on the device."""
-    capture = FeatureCapture(setting.target, setting.spec.target_layer_ids, setting.loss.needs_final)
-    return feature_store(setting.recipe, capture, setting.stream, notices) or capture
+def feature_capture(setting: Setting, notices: Notices) -> Source:
+    """The target's forward, or a look-up where the whole data's features fit on the device, or files."""
+    wanted = Wanted(setting.spec.target_layer_ids, setting.loss.needs_final)
+    stride = setting.ranks.plan.drafters
+    return feature_source(setting.recipe, setting.target, wanted, setting.stream, setting.samples, notices, stride)
 
 
 def count_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) -> int:
@@ -203,29 +201,14 @@ def count_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) 
     return min(steps, recipe.train.max_steps or steps)
 
 
-def feature_store(recipe: Recipe, capture: FeatureCapture, stream: RowStream, notices: Notices) -> FeatureStore | None:
-    """Capture the whole data set once, if it fits into target.keep_features_gib. Documents go in a fixed order, so a
-    resumed run trains on the same bits."""
-    target = capture.target
-    width = target.parts.hidden_size * (len(capture.taps) + capture.want_final)
-    needed_gib = len(stream.ids) * width * target.dtype.itemsize / 2**30
-    if needed_gib > recipe.target.keep_features_gib:
-        return None
-    started = time.perf_counter()
-    spans = list(zip(stream.starts[:-1].tolist(), stream.lengths.tolist(), strict=True))
-    flat = capture.capture(stream.ids, spans)
-    if target.device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    notices.facts({"features": f"{needed_gib:.2f} GiB kept, {len(stream.ids) / seconds:,.0f} tokens/s captured"})
-    return FeatureStore(flat.taps, flat.final)
-
-
-def row_stream(recipe: Recipe, target: Target, notices: Notices) -> RowStream:
-    """Conversations -> token rows -> packed stream, with every unused row counted by reason."""
+def row_stream(recipe: Recipe, target: Target, notices: Notices, samples: list[Sample] | None) -> RowStream:
+    """Conversations -> token rows -> packed stream, with every unused row counted by reason. `samples` of another tool
+    bring their own rows; the conversations then say which tokens are answers."""
     conversations, unreadable = read_conversations(recipe.data.train)
     renderer = ChatRenderer(target.tokenizer, target.stop_ids, recipe.data.template_kwargs, recipe.data.sequence_length)
     rendered = render_conversations(conversations, renderer, recipe.data.max_unusable_share, unreadable)
+    if samples is not None:
+        rendered = adopt(samples, rendered, recipe.data.max_unusable_share)
     stream = RowStream(
         rendered.rows,
         row_length=recipe.data.sequence_length,

@@ -225,8 +225,7 @@ def evaluate_export(job: Job, folder: RunFolder, log: EventLog) -> list[EvalRepo
     recipe = job.recipe
     if recipe.eval.prompts is None:
         return []
-    whole = job.ranks.role.target is not None
-    target = job.target if whole else load_target(recipe.target, job.target.device)
+    target = job.target if job.target.has_layers else load_target(recipe.target, job.target.device)
     report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), target)
     log.write(Evaluation(report))
     record_tau(folder.export, [report])

@@ -1,40 +1,19 @@
-"""Targets loaded in part: without layers where only embedding and head are wanted, or spread over several ranks."""
+"""A target spread over several ranks, by the tensor-parallel plan of its own model class."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from transformers import AutoConfig
-from transformers.utils import logging as transformers_logging
 
 from draftline.config import TargetSection
 from draftline.errors import InputError
-from draftline.target.load import Target, check_folder, load_target, target_dtype
+from draftline.target.load import Target, load_target, target_dtype
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 WHOLE = {"replicated_with_grad_allreduce"}  # norms within a head: nothing to cut
-
-
-def borrow_target(section: TargetSection, device: torch.device) -> Target:
-    """The target's tokenizer, embedding, final norm and head: what a drafter borrows. Its layers are never read."""
-    check_folder(section.path)
-    config: Any = AutoConfig.from_pretrained(
-        section.path, revision=section.revision, trust_remote_code=section.trust_remote_code
-    )
-    text = config.get_text_config()
-    text.num_hidden_layers = 0
-    if "layer_types" in text.to_dict():
-        text.layer_types = []
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # it would list every layer's tensors as unexpected
-    try:
-        return load_target(section, device, {"config": config})
-    finally:
-        transformers_logging.set_verbosity(verbosity)
 
 
 def load_target_shard(section: TargetSection, device: torch.device, mesh: DeviceMesh) -> Target:
