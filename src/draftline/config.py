@@ -194,6 +194,10 @@ class Recipe(Section):
     export: ExportSection = ExportSection()
 
     @property
+    def micro_batches_per_step(self) -> int:
+        return self.train.rows_per_step // self.train.rows_per_micro_batch
+
+    @property
     def gamma(self) -> float | None:
         """Decay length of the exponential slot weights, in slots (SPEC 5); None only where other weights are used."""
         if self.loss.gamma is not None:
@@ -202,7 +206,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def every_drafter_has_work(self) -> Recipe:
-        micro_batches = self.train.rows_per_step // self.train.rows_per_micro_batch
+        micro_batches = self.micro_batches_per_step
         if self.placement.drafters is not None and self.placement.drafters > micro_batches:
             raise ValueError(
                 f"placement.drafters {self.placement.drafters} is more than the {micro_batches} micro-batches a step "

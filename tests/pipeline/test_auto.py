@@ -15,7 +15,7 @@ from draftline.config import PlacementSection
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.target.capture import FeatureCapture
-from draftline.train.plan import World, candidates, make_plan, predicted_rate
+from draftline.train.plan import World, candidates, make_plan, predicted_rate, ranks_wanted
 from runs import write_recipe
 
 SLOW_S = 0.15
@@ -111,3 +111,22 @@ def test_roles_of_two_hosts() -> None:
 def test_a_placement_that_does_not_fill_the_world_is_refused(section: dict, ranks: int, named: str) -> None:
     with pytest.raises(InputError, match=named):
         make_plan(PlacementSection(**section), World(ranks, ranks, "cpu"))
+
+
+def test_ranks_that_a_host_starts_by_itself() -> None:
+    def wanted(devices: int = 8, micro_batches: int = 8, **section: object) -> int:
+        return ranks_wanted(PlacementSection(**section), devices, micro_batches)  # type: ignore[arg-type]
+
+    assert wanted() == 8
+    assert wanted(micro_batches=3) == 3  # a fourth would never train
+    assert wanted(drafters=2) == 2
+    assert wanted(kind="auto", micro_batches=3) == 8
+    assert wanted(kind="split", targets=2, drafters=1) == 3
+    assert wanted(kind="split", targets=2) == 8
+    assert wanted(kind="split", targets=2, tensor_parallel=2, drafters=1) == 5
+
+
+def test_more_drafters_than_micro_batches_are_refused(tmp_path: Path) -> None:
+    ended = run_world(write_recipe(tmp_path), ranks=3)
+    assert ended.code == 2
+    assert "3 drafter ranks, and a step has 2 micro-batches: some would never train" in ended.out

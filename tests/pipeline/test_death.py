@@ -116,7 +116,7 @@ def test_a_rank_that_dies_is_named_and_the_weights_are_the_same_bits(
 def test_a_drafter_that_dies_or_stalls_among_two(
     home: Path, two: Path, tmp_path: Path, fault: Fault, said: str
 ) -> None:
-    words = [f"train.out={tmp_path / 'run'}", *TWO, "placement.stall_s=4"]
+    words = [f"train.out={tmp_path / 'run'}", *TWO, "placement.stall_s=6"]
     ended = run_world(home / "recipe.yaml", *words, hook=fault)
     assert ended.code == 0, ended.out
     assert said in ended.out and "rank 1 (target 1 + drafter 1, cpu)" in ended.out

@@ -64,12 +64,11 @@ def astuple(rates: StageRates) -> tuple[float, float, float]:
 def best_plan(recipe: Recipe, size: int, device: torch.device, rates: StageRates, notices: Notices) -> Plan:
     """Show every candidate's predicted rate and return the highest."""
     world = World(size, variables.local_world_size(), device.type)
-    plans = candidates(recipe.placement, world, recipe.train.rows_per_step // recipe.train.rows_per_micro_batch)
+    plans = candidates(recipe.placement, world, recipe.micro_batches_per_step)
     fitting = [plan for plan in plans if plan.kind == "split" or rates.memory_share <= USABLE]
     if not fitting:
         raise InputError(
-            f"placement auto: no placement of {size} ranks fits "
-            f"{recipe.train.rows_per_step // recipe.train.rows_per_micro_batch} micro-batches a step",
+            f"placement auto: no placement of {size} ranks fits {recipe.micro_batches_per_step} micro-batches a step",
             "raise train.rows_per_step, or start fewer ranks",
         )
     rate = {plan: predicted_rate(plan, rates.capture_tokens_per_s, rates.train_tokens_per_s) for plan in fitting}

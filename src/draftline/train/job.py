@@ -149,7 +149,12 @@ def setting_of(recipe: Recipe, notices: Notices, ranks: Ranks, target: Target) -
     if target.has_layers:
         ids = torch.from_numpy(stream.batch(0).ids[:1, :256]).to(target.device)
         prove_parts(target.model, target.parts, ids)
-    per_step = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
+    per_step = recipe.micro_batches_per_step
+    if ranks.plan.drafters > per_step and recipe.placement.kind != "auto":
+        raise InputError(
+            f"{ranks.plan.drafters} drafter ranks, and a step has {per_step} micro-batches: some would never train",
+            "raise train.rows_per_step, or start fewer ranks",
+        )
     return Setting(recipe, ranks, target, spec, stream, samples, count_steps(recipe, stream, per_step), per_step)
 
 

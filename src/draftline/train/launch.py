@@ -48,7 +48,7 @@ def local_world(recipe: Recipe) -> World:
     """The world that this host would start for a recipe."""
     cuda = recipe.placement.device != "cpu" and torch.cuda.is_available()
     devices = torch.cuda.device_count() if cuda else 1
-    ranks = ranks_wanted(recipe.placement, devices)
+    ranks = ranks_wanted(recipe.placement, devices, recipe.micro_batches_per_step)
     if cuda and ranks > devices:
         raise InputError(
             f"placement asks for {ranks} ranks, and this host has {devices} CUDA devices",
@@ -58,8 +58,8 @@ def local_world(recipe: Recipe) -> World:
 
 
 def needs_launcher(recipe: Recipe, world: World) -> bool:
-    """Whether ranks run in processes of their own. One rank does on a GPU, where the 3 s that a second process takes to
-    import torch vanish beside loading and compiling and a restart may save a night; on a CPU only if restarts are
+    """Whether ranks run in processes of their own. One rank does on a GPU, where the 6 s of CPU time that a second process takes to
+    import everything vanish beside loading and compiling and a restart may save a night; on a CPU only if restarts are
     asked for, so that a quickstart starts at once."""
     return world.ranks > 1 or world.device == "cuda" or bool(recipe.placement.max_restarts)
 

@@ -116,10 +116,12 @@ def sizes(placement: PlacementSection, ranks: int) -> tuple[int, int]:
     return targets, drafters
 
 
-def ranks_wanted(placement: PlacementSection, devices: int) -> int:
-    """Ranks that one host starts by itself: what the recipe names, else one for each of its `devices`."""
-    if placement.kind != "split":
-        return placement.drafters or devices
+def ranks_wanted(placement: PlacementSection, devices: int, micro_batches_per_step: int) -> int:
+    """Ranks that one host starts by itself: what the recipe names, else one for each of its `devices` that has work."""
+    if placement.kind == "colocated":
+        return placement.drafters or min(devices, micro_batches_per_step)
+    if placement.kind == "auto":
+        return devices
     named = (placement.targets or 0) * placement.tensor_parallel + (placement.drafters or 0)
     both = placement.targets is not None and placement.drafters is not None
     return named if both else max(devices, named + 1)

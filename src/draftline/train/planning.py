@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from draftline.config import PlacementSection, Recipe
+from draftline.config import Recipe
 from draftline.environment import variables
 from draftline.monitor.notices import Notices
 from draftline.train.plan import Plan, World, candidates, make_plan, predicted_rate, ranks_wanted
@@ -24,7 +24,7 @@ def show_plan(recipe: Recipe, notices: Notices) -> None:
 
     Raises InputError where the placement does not fit the world.
     """
-    world = planned_world(recipe.placement)
+    world = planned_world(recipe)
     plan = make_plan(recipe.placement, world)
     shape = read_target_shape(recipe.target.path)
     counted = None if shape is None else count(recipe, shape, world.device)
@@ -48,8 +48,7 @@ def show_plan(recipe: Recipe, notices: Notices) -> None:
         }
     )
     if recipe.placement.kind == "auto":
-        micro_batches = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
-        plans = candidates(recipe.placement, world, micro_batches)
+        plans = candidates(recipe.placement, world, recipe.micro_batches_per_step)
         notices.say("  auto measures both stages first, then takes the best of:")
         notices.table(
             ["placement", "predicted tokens/s"],
@@ -57,14 +56,15 @@ def show_plan(recipe: Recipe, notices: Notices) -> None:
         )
 
 
-def planned_world(placement: PlacementSection) -> World:
+def planned_world(recipe: Recipe) -> World:
     """As `train` would make it; a recipe for CUDA can be planned on a machine without."""
+    placement = recipe.placement
     cuda = placement.device == "cuda" or (placement.device == "auto" and torch.cuda.is_available())
     device = "cuda" if cuda else "cpu"
     if variables.launched():
         return World(variables.world_size(), variables.local_world_size(), device)
     devices = max(1, torch.cuda.device_count()) if cuda else 1
-    ranks = ranks_wanted(placement, devices)
+    ranks = ranks_wanted(placement, devices, recipe.micro_batches_per_step)
     return World(ranks, ranks, device)
 
 
