@@ -39,7 +39,7 @@ def test_fourteen_lengths_need_one_graph_a_kind_of_layer(geometry: str, kinds: i
     changes = GEOMETRIES[geometry] | {"num_hidden_layers": 4, "layer_types": layer_kinds, "block_size": 8}
     loss = LossKind("kl", "dpace", 4.0, 0.5)
     spec = spec_for(target, **changes)
-    step = DrafterStep(random_drafter(spec), target.parts.embedding, target.parts.head.weight, loss, anchors=16, seed=0)
+    step = DrafterStep(random_drafter(spec), target.embed, target.parts.head, loss, anchors=16, seed=0)
     step.drafter.requires_grad_(False)  # torch has no backward for it on the CPU
     layers, losses = Counting(), Counting()
     for layer in step.drafter.layers:

@@ -17,6 +17,7 @@ from drafter_samples import (
     make_step,
     random_document,
     reference_states,
+    table_of,
 )
 from draftline.drafter.attention import FlexAttention
 from draftline.drafter.model import rope_frequencies
@@ -96,7 +97,7 @@ def test_blocks_begin_with_the_anchor_token_and_go_on_with_the_mask() -> None:
     spec = make_spec()
     step = make_step(spec)
     embeds = step.block_embeds(torch.tensor([[7, 9]]))
-    table = step.embedding.weight
+    table = table_of(step)
     assert torch.equal(embeds[0, :, 0], table[[7, 9]])
     assert torch.equal(embeds[0, :, 1:], table[4].expand(2, 4, -1))
 

@@ -10,7 +10,7 @@ from torch import nn
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
-from draftline.records import DrafterSpec, FeatureBatch, PackedBatch
+from draftline.records import DrafterSpec, FeatureBatch, Head, PackedBatch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -58,7 +58,7 @@ def run(spec: DrafterSpec, batch: FeatureBatch, kind: LossKind, device: str, dty
     embedding, head = nn.Embedding(spec.vocab_size, spec.hidden_size), torch.randn(spec.vocab_size, spec.hidden_size)
     drafter.to(device)
     step = DrafterStep(
-        drafter, embedding.to(device, dtype), (0.3 * head).to(device, dtype), kind, anchors=32, seed=0
+        drafter, embedding.to(device, dtype), Head(0.3 * head).to(device).to(dtype), kind, anchors=32, seed=0
     )  # fmt: skip
     if device == "cuda":
         step.compile()

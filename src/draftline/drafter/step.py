@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftline.drafter.anchors import Blocks, SlotTargets, sample_blocks, slot_targets, to_device
 from draftline.drafter.attention import DenseAttention, FlexAttention
 from draftline.drafter.losses import LossKind, SlotOutcome, chunk_loss, head_loss
 from draftline.drafter.model import Drafter
-from draftline.records import FeatureBatch
+from draftline.records import FeatureBatch, Head
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,14 @@ class MicroStep:
 
 
 class DrafterStep:
-    """The drafter and the two frozen pieces that it borrows from its target: `embedding` and the head weight [V, d]."""
+    """The drafter and the two frozen pieces that it borrows from its target: `embed`, from ids [...] to what the
+    target's first layer receives [..., d], and the head."""
 
     def __init__(
-        self, drafter: Drafter, embedding: nn.Module, head: Tensor, loss: LossKind, anchors: int, seed: int
+        self, drafter: Drafter, embed: Callable[[Tensor], Tensor], head: Head, loss: LossKind, anchors: int, seed: int
     ) -> None:
         self.drafter = drafter
-        self.embedding = embedding
+        self.embed = embed
         self.head = head
         self.loss = loss
         self.anchors = anchors
@@ -95,7 +97,7 @@ class DrafterStep:
         """[..., B, d]: the anchor's embedding in slot 0, the mask token's in every other slot."""
         spec = self.drafter.spec
         mask = torch.full((1,), spec.mask_token_id, dtype=anchor_ids.dtype, device=anchor_ids.device)
-        first, rest = self.embedding(anchor_ids), self.embedding(mask)[0]
+        first, rest = self.embed(anchor_ids), self.embed(mask)[0]
         return torch.cat([first[..., None, :], rest.expand(*anchor_ids.shape, spec.block_size - 1, -1)], dim=-2)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from draftline.errors import InputError
 from draftline.records import FeatureBatch, PackedBatch
 from draftline.target.load import Target
 
@@ -23,8 +24,14 @@ def tapped(layers: nn.ModuleList, taps: tuple[int, ...]) -> Iterator[dict[int, T
     outputs: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            outputs[layer] = output[0] if isinstance(output, tuple) else output
+        def hook(module: nn.Module, _args: Any, output: Any) -> None:
+            state = output[0] if isinstance(output, tuple) else output
+            if not isinstance(state, Tensor):
+                raise InputError(
+                    f"layer {layer}: expected a tensor from {type(module).__name__}, found {type(state).__name__}",
+                    "a family whose layers give something else than the residual stream is not supported",
+                )
+            outputs[layer] = state
 
         return hook
 
@@ -78,9 +85,9 @@ class FeatureCapture:
                 last = self.target.parts.decoder(input_ids=padded, use_cache=False).last_hidden_state
             mine = torch.from_numpy(np.flatnonzero(place >= 0)).to(device)
             there = torch.from_numpy(place[place >= 0]).to(device)
-            taps[there] = torch.cat([outputs[layer].flatten(0, 1)[mine] for layer in self.taps], dim=-1)
+            taps[there] = torch.cat([rows_at(outputs[layer], mine) for layer in self.taps], dim=-1)
             if final is not None:
-                final[there] = last.flatten(0, 1)[mine]
+                final[there] = rows_at(last, mine)
         return FlatFeatures(taps, final)
 
     def groups(self, spans: Sequence[Span]) -> list[list[Span]]:
@@ -101,6 +108,11 @@ class FeatureCapture:
             place[row, :count] = np.arange(start, start + count)
         padded = np.where(place >= 0, ids[np.maximum(place, 0)], ids[group[0][0]]).astype(np.int64)
         return place.reshape(-1), torch.from_numpy(padded).to(self.target.device)
+
+
+def rows_at(states: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` of states [D, L, d] laid end to end, on the index's device: a layer may lie on another."""
+    return states.flatten(0, 1)[index.to(states.device)].to(index.device)
 
 
 def document_spans(document: np.ndarray) -> list[Span]:

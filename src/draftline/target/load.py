@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
@@ -40,7 +47,7 @@ class Target:
     @torch.no_grad()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Token embeddings as the target's first layer receives them. ids [...] -> [..., d]."""
-        return self.parts.embedding(ids)
+        return self.parts.embed(ids)
 
 
 def load_target(section: TargetSection, device: torch.device) -> Target:
@@ -59,7 +66,7 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
     try:
         tokenizer = AutoTokenizer.from_pretrained(section.path, **common)
         with no_bar_over(section.path):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = auto_class(section.path, common).from_pretrained(
                 section.path,
                 dtype=dtype,
                 use_safetensors=True,
@@ -79,6 +86,13 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
     return Target(
         model, tokenizer, find_parts(model), section.path, identity, stop_ids(model, tokenizer), device, dtype
     )
+
+
+def auto_class(path: str, common: Mapping[str, Any]) -> Any:
+    """transformers' class of causal language models, or that of wrappers which read images as well as text."""
+    config = AutoConfig.from_pretrained(path, **common)
+    causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForCausalLM if causal else AutoModelForImageTextToText
 
 
 @contextmanager

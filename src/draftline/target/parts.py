@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,19 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from draftline.errors import InputError
+from draftline.records import Head
 
 LOGIT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # relative to the largest logit
+PLAIN_SCALE = 1e-3  # a measured embedding scale this close to 1 is 1: none is meant to be, and rounding stays below
+# How configs spell what follows the head's matrix product. What they do not spell, prove_head notices.
+SOFT_CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap")
+SCALE_KEYS = ("logit_scale", "lm_head_multiplier")
+DIVISOR_KEYS = ("logits_scaling",)
 
 
 @dataclass(frozen=True)
 class TargetParts:
-    """embedding: ids -> first layer's input; decoder: ids -> final-normed states; head: those states -> logits."""
+    """embed: ids -> first layer's input; decoder: ids -> final-normed states; head: those states -> logits."""
 
     config: Any  # the text model's config
     embedding: nn.Embedding
+    embedding_scale: float  # what the decoder multiplies its embedding with; 1 where the embedding scales itself
     decoder: nn.Module
     layers: nn.ModuleList
-    head: nn.Linear
+    head: Head  # on the device of the embedding
 
     @property
     def hidden_size(self) -> int:
@@ -29,49 +37,177 @@ class TargetParts:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding: padded, so it may exceed the tokenizer's count."""
+        """Rows of the embedding, as many as the head's: padded, so they may exceed the tokenizer's count."""
         return self.embedding.weight.shape[0]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """What the first layer receives for token ids [...]: [..., d]."""
+        embedded = self.embedding(ids)
+        return embedded if self.embedding_scale == 1.0 else embedded * self.embedding_scale
 
 
 def find_parts(model: Any) -> TargetParts:
-    """Embedding, decoder, layers and head of a causal language model. Raises InputError naming the part not found."""
-    config = model.config.get_text_config()
-    decoder = model.get_decoder()
-    head = model.get_output_embeddings()
-    if head is None or not hasattr(head, "weight"):
-        raise InputError(f"target class {type(model).__name__} has no output embedding (language-model head)")
-    layers = decoder_layers(decoder, config.num_hidden_layers)
-    return TargetParts(config, model.get_input_embeddings(), decoder, layers, head)
+    """The parts of a causal language model, or of the language model inside a wrapper of several kinds of input.
+
+    Raises InputError naming the part not found.
+    """
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    embedding = found(name, "input embedding", model.get_input_embeddings)
+    output = found(name, "language-model head", model.get_output_embeddings)
+    decoder = found(name, "decoder", model.get_decoder)
+    layers = decoder_layers(decoder, stated_depth(name, config))
+    shapes = [list(module.weight.shape) for module in (embedding, output)]
+    if shapes[0] != shapes[1]:
+        raise InputError(
+            f"target class {name}: embedding {shapes[0]} and head {shapes[1]} differ in shape",
+            "a drafter borrows both: a target with a vocabulary or width of its own for its head is not supported",
+        )
+    head = find_head(name, config, output).to(embedding.weight.device)
+    scale = measured_scale(decoder, layers, embedding)
+    return TargetParts(config, embedding, scale, decoder, layers, head)
+
+
+def found(name: str, part: str, accessor: Callable[[], Any]) -> Any:
+    """What one of the model's own accessors returns; transformers raises where it has none."""
+    try:
+        module = accessor()
+    except (NotImplementedError, AttributeError) as error:
+        raise InputError(f"target class {name}: its accessor of the {part} fails: {error}", not_supported()) from error
+    if not isinstance(module, nn.Module) or (part != "decoder" and not hasattr(module, "weight")):
+        raise InputError(f"target class {name} has no {part} with a weight, found {module!r}", not_supported())
+    return module
+
+
+def not_supported() -> str:
+    return "draftline needs decoder-only language models whose parts transformers' accessors name"
+
+
+def find_head(name: str, config: Any, output: Any) -> Head:
+    """The head's weights, and what the config says of a scale and a soft-cap on its logits."""
+    if output.weight.dtype not in LOGIT_TOLERANCE:
+        raise InputError(
+            f"target class {name}: the head's weights are {output.weight.dtype}, not float32 or bfloat16",
+            "a quantised head cannot be borrowed: use the unquantised model, or one whose lm_head was left alone",
+        )
+    stated = config.to_dict()
+    scale = 1.0
+    for key in SCALE_KEYS:
+        scale *= stated.get(key) or 1.0
+    for key in DIVISOR_KEYS:
+        scale /= stated.get(key) or 1.0
+    caps = [float(stated[key]) for key in SOFT_CAP_KEYS if stated.get(key)]
+    bias = output.bias.detach() if isinstance(output, nn.Linear) and output.bias is not None else None
+    return Head(output.weight.detach(), bias, scale, caps[0] if caps else None)
+
+
+def stated_depth(name: str, config: Any) -> int:
+    if not hasattr(config, "num_hidden_layers"):
+        raise InputError(f"target class {name}: its config has no num_hidden_layers", not_supported())
+    return int(config.num_hidden_layers)
 
 
 def decoder_layers(decoder: nn.Module, depth: int) -> nn.ModuleList:
     """The one ModuleList of the decoder that is as long as the model is deep."""
-    found = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == depth]
-    if len(found) != 1:
+    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == depth]
+    if len(lists) != 1:
         raise InputError(
-            f"target class {type(decoder).__name__}: expected one list of {depth} decoder layers, found {len(found)}",
-            "this family is not supported yet",
+            f"target class {type(decoder).__name__}: expected one list of {depth} decoder layers, found {len(lists)}",
+            not_supported(),
         )
-    return found[0]
+    return lists[0]
 
 
 @torch.no_grad()
+def measured_scale(decoder: nn.Module, layers: nn.ModuleList, embedding: Any) -> float:
+    """The factor between the embedding and what the first layer receives, by least squares over a few tokens.
+
+    Granite's decoder multiplies, Gemma's embedding does so itself, most do not. prove_embedding proves that nothing
+    else happens in between.
+    """
+    ids = torch.arange(min(16, embedding.weight.shape[0]), device=embedding.weight.device)[None]
+    received, embedded = first_input(decoder, layers, ids).double(), embedding(ids).double()
+    if received.shape != embedded.shape:
+        raise InputError(
+            f"target class {type(decoder).__name__}: its first layer receives {list(received.shape)} for embeddings "
+            f"{list(embedded.shape)}",
+            not_supported(),
+        )
+    scale = float((received * embedded).sum() / embedded.square().sum())
+    return 1.0 if abs(scale - 1) < PLAIN_SCALE else scale
+
+
+def first_input(decoder: nn.Module, layers: nn.ModuleList, ids: Tensor) -> Tensor:
+    """What layer 0 receives in a forward over ids [R, S]: [R, S, d]."""
+    received: list[Any] = []
+
+    def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        received.extend(args[:1] or list(kwargs.values())[:1])
+
+    handle = layers[0].register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        decoder(input_ids=ids, use_cache=False)
+    finally:
+        handle.remove()
+    if len(received) != 1 or not isinstance(received[0], Tensor):
+        raise InputError(
+            f"target class {type(decoder).__name__}: its first layer ran {len(received)} times in a forward, and once "
+            "with a tensor is expected",
+            not_supported(),
+        )
+    return received[0].to(ids.device)
+
+
 def prove_parts(model: Any, parts: TargetParts, ids: Tensor) -> float:
+    """Head and embedding on ids [R, S]; the larger of the two errors. Raises InputError as they do."""
+    return max(prove_head(model, parts, ids), prove_embedding(parts, ids))
+
+
+@torch.no_grad()
+def prove_head(model: Any, parts: TargetParts, ids: Tensor) -> float:
     """Largest |head(final state) - the model's own logits|, relative to the largest logit, on ids [R, S].
 
-    Raises InputError above the tolerance of the model's dtype: a wrong head (an untied one where the weights are
-    tied, say), a scaled or soft-capped logit, or a decoder that does not end in its final norm.
+    Raises InputError above the tolerance of the model's dtype: a wrong head (an untied one where the weights are tied,
+    say), a logit scale or soft-cap that the config does not spell, or a decoder that does not end in its final norm.
     """
-    expected = model(input_ids=ids, use_cache=False).logits.float()
+    expected = model(input_ids=ids, use_cache=False).logits.float().to(ids.device)
     final = parts.decoder(input_ids=ids, use_cache=False).last_hidden_state
-    found = nn.functional.linear(final, parts.head.weight).float()
+    found = parts.head.logits(final.to(ids.device)).float()
+    if found.shape != expected.shape:
+        raise InputError(
+            f"target {type(model).__name__}: expected logits {list(found.shape)}, found {list(expected.shape)}",
+            "such a target is not supported",
+        )
     error = float((found - expected).abs().max() / expected.abs().max())
     limit = LOGIT_TOLERANCE[parts.head.weight.dtype]
     if not error <= limit:
         raise InputError(
-            f"target {type(model).__name__}: head(final-normed state) differs from the model's own logits by "
-            f"{error:.2g} of the largest logit (limit {limit:g})",
-            "likely a head bias, a logit scale or soft-cap, or a tied head that was not loaded; such a target is not "
-            "supported",
+            f"target {type(model).__name__}: head(final-normed state), {head_text(parts.head)}, differs from the "
+            f"model's own logits by {error:.2g} of the largest logit (limit {limit:g})",
+            "likely a logit scale or soft-cap that the config does not name, logits made of something else than the "
+            "final state, or a tied head that was not loaded; such a target is not supported",
+        )
+    return error
+
+
+def head_text(head: Head) -> str:
+    cap = "no soft-cap" if head.soft_cap is None else f"soft-cap {head.soft_cap:g}"
+    return f"{'no bias' if head.bias is None else 'with bias'}, scale {head.scale:g}, {cap}"
+
+
+@torch.no_grad()
+def prove_embedding(parts: TargetParts, ids: Tensor) -> float:
+    """Largest |scaled embedding - what the first layer receives|, relative to the largest value, on ids [R, S].
+
+    Raises InputError above the tolerance: position embeddings, a norm or a projection before the first layer. A
+    drafter's slots start from the embedding alone.
+    """
+    received = first_input(parts.decoder, parts.layers, ids).float()
+    error = float((parts.embed(ids).float() - received).abs().max() / received.abs().max())
+    limit = LOGIT_TOLERANCE[parts.head.weight.dtype]
+    if not error <= limit:
+        raise InputError(
+            f"target {type(parts.decoder).__name__}: expected its first layer to receive {parts.embedding_scale:g} x "
+            f"the embedding, found a difference of {error:.2g} of the largest value (limit {limit:g})",
+            "likely position embeddings, a norm or a projection before the first layer; such a target is not supported",
         )
     return error

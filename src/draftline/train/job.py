@@ -68,7 +68,7 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     total_steps = count_steps(recipe, stream, per_step)
     loss = LossKind(recipe.loss.kind, recipe.loss.weights, recipe.gamma, recipe.loss.alpha)
     anchors = anchors_for(recipe, device)
-    step = DrafterStep(drafter, target.parts.embedding, target.parts.head.weight, loss, anchors, recipe.train.seed)
+    step = DrafterStep(drafter, target.embed, target.parts.head, loss, anchors, recipe.train.seed)
     if device.type == "cuda":
         step.compile()
     capture = FeatureCapture(target, spec.target_layer_ids, loss.needs_final)

@@ -15,7 +15,7 @@ from draftline.drafter.model import Drafter
 from draftline.evaluate.evaluation import load_drafter
 from draftline.export.folder import Export, publish
 from draftline.export.provenance import Provenance
-from draftline.records import DrafterSpec
+from draftline.records import DrafterSpec, Head
 from draftline.target.load import Target, load_target
 from draftline.train.checkpoint import Checkpoint, open_checkpoint
 
@@ -38,20 +38,25 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, format: Any, target: Ta
     live = load_drafter(checkpoint.spec, tensors)
     if format == "speculators":
         tensors = tensors | {
-            "embed_tokens.weight": target.parts.embedding.weight.detach().cpu(),
-            "lm_head.weight": target.parts.head.weight.detach().cpu(),
+            "embed_tokens.weight": embedding_table(target).cpu(),
+            "lm_head.weight": target.parts.head.weight.cpu(),
         }
 
     def compare(spec: DrafterSpec, reloaded: dict[str, Tensor]) -> float:
-        head = target.parts.head.weight.detach().cpu().float()
+        head = target.parts.head.to("cpu").to(torch.float32)
         expected, found = (probe_logits(drafter, head) for drafter in (live, load_drafter(spec, reloaded)))
         return float((expected - found).abs().max())
 
     publish(out, Export(checkpoint.spec, tensors, dtype, format, Provenance(**checkpoint.state["provenance"])), compare)
 
 
+def embedding_table(target: Target) -> Tensor:
+    """[V, d] as the drafter was trained on it, scaled where the target scales: an engine looks rows up and no more."""
+    return target.embed(torch.arange(target.parts.vocab_size, device=target.device))
+
+
 @torch.no_grad()
-def probe_logits(drafter: Drafter, head: Tensor) -> Tensor:
+def probe_logits(drafter: Drafter, head: Head) -> Tensor:
     """Logits [2, B-1, V] of two blocks on seeded random features: every tensor of the drafter takes part."""
     spec = drafter.spec
     generator = torch.Generator().manual_seed(0)
@@ -63,4 +68,4 @@ def probe_logits(drafter: Drafter, head: Tensor) -> Tensor:
     states = drafter(
         embeds, position, drafter.context(taps), torch.arange(context)[None], DenseAttention(spec, blocks, context)
     )
-    return states.unflatten(1, (2, -1))[0, :, 1:] @ head.T
+    return head.logits(states.unflatten(1, (2, -1))[0, :, 1:])
