@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftline.errors import InputError
 from draftline.records import FeatureBatch, PackedBatch
 from draftline.target.load import Target
+from draftline.target.parts import layer_state
 
 Span = tuple[int, int]  # where a document begins in a flat array of tokens, and its length
 
@@ -25,13 +25,7 @@ def tapped(layers: nn.ModuleList, taps: tuple[int, ...]) -> Iterator[dict[int, T
 
     def keep(layer: int) -> Any:
         def hook(module: nn.Module, _args: Any, output: Any) -> None:
-            state = output[0] if isinstance(output, tuple) else output
-            if not isinstance(state, Tensor):
-                raise InputError(
-                    f"layer {layer}: expected a tensor from {type(module).__name__}, found {type(state).__name__}",
-                    "a family whose layers give something else than the residual stream is not supported",
-                )
-            outputs[layer] = state
+            outputs[layer] = layer_state(module, output)
 
         return hook
 

@@ -11,7 +11,8 @@ from draftline.target.load import Target
 
 KNOWN_MASK_IDS = {"qwen3": 151669, "qwen3_moe": 151669, "qwen3_5": 248070, "qwen3_5_text": 248070}  # SPEC 2
 
-NORM_EPS_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
+NORM_EPS_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon", "norm_epsilon")
+FFN_RATIO = 3  # of the hidden size, where the target states no single FFN size of its own (experts only): as Qwen3-8B
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # fixed frequencies, the same in every engine
 IMAGE_ROPE_KEYS = ("mrope_section", "mrope_interleaved")
 
@@ -36,7 +37,7 @@ def derive_spec(section: DrafterSection, target: Target) -> DrafterSpec:
     )
     return DrafterSpec(
         hidden_size=parts.hidden_size,
-        intermediate_size=section.intermediate_size or stated_intermediate_size(config),
+        intermediate_size=section.intermediate_size or intermediate_size(config),
         num_hidden_layers=section.layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -92,14 +93,9 @@ def refuse_without_keys(config: Any) -> None:
         )
 
 
-def stated_intermediate_size(config: Any) -> int:
+def intermediate_size(config: Any) -> int:
     size = stated(config, "intermediate_size")
-    if not isinstance(size, int):
-        raise InputError(
-            f"target family {config.model_type}: its config states no single intermediate_size, found {size!r}",
-            "give drafter.intermediate_size, about three times the hidden size",
-        )
-    return size
+    return size if isinstance(size, int) else FFN_RATIO * int(config.hidden_size)
 
 
 def rotated_head_dim(head_dim: int, rope: dict[str, Any]) -> int:

@@ -91,8 +91,16 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
 def auto_class(path: str, common: Mapping[str, Any]) -> Any:
     """transformers' class of causal language models, or that of wrappers which read images as well as text."""
     config = AutoConfig.from_pretrained(path, **common)
-    causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    return AutoModelForCausalLM if causal else AutoModelForImageTextToText
+    own_code = config.to_dict().get("auto_map") or {}
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own_code:
+        return AutoModelForCausalLM
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText
+    raise InputError(
+        f"target.path {path}: model type {config.model_type!r} is neither a causal language model nor one that reads "
+        "images beside text, for the installed transformers",
+        "draftline drafts for decoder-only language models",
+    )
 
 
 @contextmanager

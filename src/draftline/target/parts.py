@@ -54,8 +54,7 @@ def find_parts(model: Any) -> TargetParts:
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     embedding = found(name, "input embedding", model.get_input_embeddings)
     output = found(name, "language-model head", model.get_output_embeddings)
-    decoder = found(name, "decoder", model.get_decoder)
-    layers = decoder_layers(decoder, stated_depth(name, config))
+    decoder, layers = find_layers(name, found(name, "decoder", model.get_decoder), config)
     shapes = [list(module.weight.shape) for module in (embedding, output)]
     if shapes[0] != shapes[1]:
         raise InputError(
@@ -100,21 +99,71 @@ def find_head(name: str, config: Any, output: Any) -> Head:
     return Head(output.weight.detach(), bias, scale, caps[0] if caps else None)
 
 
-def stated_depth(name: str, config: Any) -> int:
+def find_layers(name: str, decoder: nn.Module, config: Any) -> tuple[nn.Module, nn.ModuleList]:
+    """(decoder, layers): the outermost module that holds one ModuleList as long as the model is deep."""
     if not hasattr(config, "num_hidden_layers"):
         raise InputError(f"target class {name}: its config has no num_hidden_layers", not_supported())
-    return int(config.num_hidden_layers)
+    depth = int(config.num_hidden_layers)
+    for module in decoder.modules():  # most accessors name it at once, some (Llama 4's) name the whole model
+        lists = [child for child in module.children() if isinstance(child, nn.ModuleList) and len(child) == depth]
+        if len(lists) == 1:
+            return module, lists[0]
+    raise InputError(f"target class {name}: expected a list of {depth} decoder layers, found none", not_supported())
 
 
-def decoder_layers(decoder: nn.Module, depth: int) -> nn.ModuleList:
-    """The one ModuleList of the decoder that is as long as the model is deep."""
-    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == depth]
-    if len(lists) != 1:
+@dataclass(frozen=True)
+class Passage:
+    """What passed between the parts in one forward of the decoder, [R, S, d] each, all on one device."""
+
+    inputs: list[Tensor]  # what each layer received
+    outputs: list[Tensor]  # what it gave
+    around: list[tuple[Tensor, Tensor]]  # (received, given) of the decoder's other modules
+    final: Tensor  # the decoder's last state
+
+
+@torch.no_grad()
+def watch(decoder: nn.Module, layers: nn.ModuleList, ids: Tensor) -> Passage:
+    """One forward over ids [R, S]. Raises InputError where a layer does not run once, from one tensor to another."""
+    received: list[Any] = []
+    given: list[Any] = []
+    around: list[tuple[Tensor, Tensor]] = []
+
+    def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        received.extend((args or tuple(kwargs.values()))[:1])
+
+    def after(module: nn.Module, _args: Any, output: Any) -> None:
+        given.append(layer_state(module, output))
+
+    def beside(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            around.append((args[0].to(ids.device), output.to(ids.device)))
+
+    handles = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
+    handles += [layer.register_forward_hook(after) for layer in layers]
+    handles += [child.register_forward_hook(beside) for child in decoder.children() if child is not layers]
+    try:
+        final = decoder(input_ids=ids, use_cache=False).last_hidden_state.to(ids.device)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(received) != len(layers) or not all(isinstance(state, Tensor) for state in received):
         raise InputError(
-            f"target class {type(decoder).__name__}: expected one list of {depth} decoder layers, found {len(lists)}",
+            f"target class {type(decoder).__name__}: expected each of {len(layers)} layers to run once, on one tensor, "
+            f"found {len(received)} runs",
             not_supported(),
         )
-    return lists[0]
+    return Passage([state.to(ids.device) for state in received], [g.to(ids.device) for g in given], around, final)
+
+
+def layer_state(layer: nn.Module, output: Any) -> Tensor:
+    """The residual stream in what a layer gives: the tensor itself, or the first of a tuple."""
+    state = output[0] if isinstance(output, tuple) else output
+    if not isinstance(state, Tensor):
+        raise InputError(
+            f"target layer class {type(layer).__name__}: expected a tensor from it, found {type(state).__name__}",
+            "a family whose layers give something else than the residual stream is not supported",
+        )
+    return state
 
 
 @torch.no_grad()
@@ -125,41 +174,22 @@ def measured_scale(decoder: nn.Module, layers: nn.ModuleList, embedding: Any) ->
     else happens in between.
     """
     ids = torch.arange(min(16, embedding.weight.shape[0]), device=embedding.weight.device)[None]
-    received, embedded = first_input(decoder, layers, ids).double(), embedding(ids).double()
+    received, embedded = watch(decoder, layers, ids).inputs[0].double(), embedding(ids).double()
     if received.shape != embedded.shape:
         raise InputError(
             f"target class {type(decoder).__name__}: its first layer receives {list(received.shape)} for embeddings "
             f"{list(embedded.shape)}",
-            not_supported(),
+            "likely several residual streams side by side; such a target is not supported",
         )
     scale = float((received * embedded).sum() / embedded.square().sum())
     return 1.0 if abs(scale - 1) < PLAIN_SCALE else scale
 
 
-def first_input(decoder: nn.Module, layers: nn.ModuleList, ids: Tensor) -> Tensor:
-    """What layer 0 receives in a forward over ids [R, S]: [R, S, d]."""
-    received: list[Any] = []
-
-    def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        received.extend(args[:1] or list(kwargs.values())[:1])
-
-    handle = layers[0].register_forward_pre_hook(keep, with_kwargs=True)
-    try:
-        decoder(input_ids=ids, use_cache=False)
-    finally:
-        handle.remove()
-    if len(received) != 1 or not isinstance(received[0], Tensor):
-        raise InputError(
-            f"target class {type(decoder).__name__}: its first layer ran {len(received)} times in a forward, and once "
-            "with a tensor is expected",
-            not_supported(),
-        )
-    return received[0].to(ids.device)
-
-
 def prove_parts(model: Any, parts: TargetParts, ids: Tensor) -> float:
-    """Head and embedding on ids [R, S]; the larger of the two errors. Raises InputError as they do."""
-    return max(prove_head(model, parts, ids), prove_embedding(parts, ids))
+    """Head, embedding and stream on ids [R, S]; the larger of the two errors. Raises InputError as they do."""
+    error = max(prove_head(model, parts, ids), prove_embedding(parts, ids))
+    prove_stream(parts, ids)
+    return error
 
 
 @torch.no_grad()
@@ -201,7 +231,7 @@ def prove_embedding(parts: TargetParts, ids: Tensor) -> float:
     Raises InputError above the tolerance: position embeddings, a norm or a projection before the first layer. A
     drafter's slots start from the embedding alone.
     """
-    received = first_input(parts.decoder, parts.layers, ids).float()
+    received = watch(parts.decoder, parts.layers, ids).inputs[0].float()
     error = float((parts.embed(ids).float() - received).abs().max() / received.abs().max())
     limit = LOGIT_TOLERANCE[parts.head.weight.dtype]
     if not error <= limit:
@@ -211,3 +241,25 @@ def prove_embedding(parts: TargetParts, ids: Tensor) -> float:
             "likely position embeddings, a norm or a projection before the first layer; such a target is not supported",
         )
     return error
+
+
+def prove_stream(parts: TargetParts, ids: Tensor) -> int:
+    """Each layer receives what the one before it gave, and the final norm what the last one gave. The number of layers.
+
+    Otherwise a layer's output is not the residual stream, and a tap of it holds a part of what the target knows.
+    """
+    passage, name = watch(parts.decoder, parts.layers, ids), type(parts.decoder).__name__
+    for layer, (given, received) in enumerate(zip(passage.outputs[:-1], passage.inputs[1:], strict=True)):
+        if not torch.equal(given, received):
+            raise InputError(
+                f"target {name}: expected layer {layer + 1} to receive the output of layer {layer}, found another one",
+                "likely a residual stream kept beside the layers or mixed between them; such a target is not supported",
+            )
+    last = passage.outputs[-1]
+    if not any(torch.equal(given, last) and torch.equal(out, passage.final) for given, out in passage.around):
+        raise InputError(
+            f"target {name}: expected one module, the final norm, between the last layer's output and the last state, "
+            "found none",
+            "likely a norm inside the last layer, or more than a norm after it; such a target is not supported",
+        )
+    return len(parts.layers)

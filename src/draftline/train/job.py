@@ -16,6 +16,7 @@ from draftline.data.conversations import read_conversations
 from draftline.data.inspection import thinking_warning
 from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
+from draftline.decode.proofs import prove_cache
 from draftline.drafter.attention import anchors_per_tile_multiple
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
@@ -30,6 +31,7 @@ from draftline.target.load import Target, choose_device, load_target
 from draftline.target.parts import prove_parts
 from draftline.train.optimizer import Optimizer
 
+PROOF_TOKENS = 256  # of the first row, on which the target is proven
 TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
 
 
@@ -60,7 +62,9 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     target = load_target(recipe.target, device)
     spec = derive_spec(recipe.drafter, target)
     stream = row_stream(recipe, target, notices)
-    prove_parts(target.model, target.parts, torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device))
+    sample = stream.batch(0).ids[:1, :PROOF_TOKENS]
+    prove_parts(target.model, target.parts, torch.from_numpy(sample).to(device))
+    prove_cache(target, sample[0].tolist())
     drafter = Drafter(spec)
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)
