@@ -125,11 +125,11 @@ def test_a_head_of_another_vocabulary() -> None:
     model = hf.Qwen3ForCausalLM(hf.Qwen3Config(**WIDE, **ROPE))
     model.lm_head = torch.nn.Linear(64, 48, bias=False)
     with pytest.raises(InputError, match=r"embedding \[40, 64\] and head \[48, 64\] differ in shape"):
-        find_parts(model)
+        find_parts(model, torch.device("cpu"))
 
 
 def test_a_head_in_another_dtype() -> None:
     model = hf.Qwen3ForCausalLM(hf.Qwen3Config(**WIDE, **ROPE))
     model.lm_head.half()
     with pytest.raises(InputError, match=r"head's weights are torch.float16, not float32 or bfloat16"):
-        find_parts(model)
+        find_parts(model, torch.device("cpu"))

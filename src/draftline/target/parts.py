@@ -29,7 +29,7 @@ class TargetParts:
     embedding_scale: float  # what the decoder multiplies its embedding with; 1 where the embedding scales itself
     decoder: nn.Module
     layers: nn.ModuleList
-    head: Head  # on the device of the embedding
+    head: Head  # on the device where features go, wherever the layers lie
 
     @property
     def hidden_size(self) -> int:
@@ -42,14 +42,15 @@ class TargetParts:
 
     def embed(self, ids: Tensor) -> Tensor:
         """What the first layer receives for token ids [...]: [..., d]."""
-        embedded = self.embedding(ids)
+        embedded = self.embedding(ids.to(self.embedding.weight.device)).to(ids.device)
         return embedded if self.embedding_scale == 1.0 else embedded * self.embedding_scale
 
 
-def find_parts(model: Any) -> TargetParts:
+def find_parts(model: Any, device: torch.device) -> TargetParts:
     """The parts of a causal language model, or of the language model inside a wrapper of several kinds of input.
 
-    Raises InputError naming the part not found.
+    device: where features go; a target spread over several has layers elsewhere. Raises InputError naming the part not
+    found.
     """
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     embedding = found(name, "input embedding", model.get_input_embeddings)
@@ -61,7 +62,7 @@ def find_parts(model: Any) -> TargetParts:
             f"target class {name}: embedding {shapes[0]} and head {shapes[1]} differ in shape",
             "a drafter borrows both: a target with a vocabulary or width of its own for its head is not supported",
         )
-    head = find_head(name, config, output).to(embedding.weight.device)
+    head = find_head(name, config, output).to(device)
     scale = measured_scale(decoder, layers, embedding)
     return TargetParts(config, embedding, scale, decoder, layers, head)
 

@@ -15,9 +15,12 @@ from draftline.drafter.model import Drafter
 from draftline.evaluate.evaluation import load_drafter
 from draftline.export.folder import Export, publish
 from draftline.export.provenance import Provenance
+from draftline.monitor.notices import Notices, stderr_console
 from draftline.records import DrafterSpec, Head
 from draftline.target.load import Target, load_target
 from draftline.train.checkpoint import Checkpoint, open_checkpoint
+
+ENGINE_REMEDY = "the text is not affected; measure tau with the engine that will serve"
 
 
 def export_command(checkpoint_folder: Path, out: Path, format: str) -> None:
@@ -47,7 +50,31 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, format: Any, target: Ta
         expected, found = (probe_logits(drafter, head) for drafter in (live, load_drafter(spec, reloaded)))
         return float((expected - found).abs().max())
 
-    publish(out, Export(checkpoint.spec, tensors, dtype, format, Provenance(**checkpoint.state["provenance"])), compare)
+    notes = engine_notes(target, format)
+    provenance = Provenance(**checkpoint.state["provenance"])
+    publish(out, Export(checkpoint.spec, tensors, dtype, format, provenance, notes), compare)
+    for note in notes:
+        Notices(stderr_console()).warn("engines run this drafter otherwise", note, ENGINE_REMEDY)
+
+
+def engine_notes(target: Target, format: str) -> tuple[str, ...]:
+    """Where vLLM is known to run a drafter of this target otherwise than it was trained: lower tau, the same text.
+
+    Read in vLLM 0.32: its DFlash model looks slots up in the target's embedding table, unscaled, unless the folder
+    brings a table of its own (speculators), and multiplies with the head's matrix alone. A scale or soft-cap on the
+    logits moves no greedy draft.
+    """
+    table = target.parts.embedding.weight
+    ids = torch.arange(min(16, len(table)), device=table.device)
+    found = []
+    if format == "reference" and not torch.equal(target.embed(ids), table[ids]):
+        found.append(
+            "the target scales its embedding; vLLM gives the drafter unscaled rows of it, so tau is lower there than "
+            "measured here. export.format=speculators brings a scaled table"
+        )
+    if target.parts.head.bias is not None:
+        found.append("the target's head has a bias; vLLM leaves it out of the drafter's logits, so tau is lower there")
+    return tuple(found)
 
 
 def embedding_table(target: Target) -> Tensor:
