@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_models import save_family
 from safetensors.torch import load_file
 
 from builders import open_target, save_target, spec_for
@@ -18,6 +17,7 @@ from draftline.evaluate.evaluation import load_drafter
 from draftline.export.folder import read_drafter, read_spec
 from draftline.export.reference import write_reference
 from draftline.target.parts import prove_parts
+from family_models import OTHERS, save_family
 from runs import write_recipe
 
 SHORT = ("train.max_steps=2", "train.checkpoint_every=2")
@@ -32,6 +32,13 @@ def trained(family: str, home: Path, *words: str) -> Done:
 def same_text(home: Path) -> float:
     [report] = json.loads((home / "run" / "summary.json").read_text())["evaluations"]
     return report["same_text_share"]
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families(family: str, tmp_path: Path) -> None:
+    done = trained(family, tmp_path)
+    assert done.code == 0, done.err
+    assert same_text(tmp_path) == 1.0
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

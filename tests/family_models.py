@@ -51,6 +51,17 @@ def qwen2_5_vl() -> Any:
     )
 
 
+def qwen3_vl() -> Any:
+    vision = {
+        "depth": 2, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64,
+        "deepstack_visual_indexes": [0],
+    }  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 7000.0, "mrope_section": [4, 4, 4], "mrope_interleaved": True}
+    places = {"image_token_id": 36, "video_token_id": 37, "vision_start_token_id": 38, "vision_end_token_id": 39}
+    text = WIDE | {"rope_parameters": rope}
+    return hf.Qwen3VLForConditionalGeneration(hf.Qwen3VLConfig(text_config=text, vision_config=vision, **places))
+
+
 def gemma3_vision() -> Any:
     text = WIDE | SLIDING | MIXED | {"rope_parameters": GEMMA_ROPE}
     vision = {
@@ -94,11 +105,73 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3_5_text": lambda: hf.Qwen3_5ForCausalLM(hf.Qwen3_5TextConfig(**WIDE, **LINEAR)),
 }
 
+# Families beside those of the issue, which go through a run of their own and nothing more.
+OTHERS: dict[str, Callable[[], Any]] = {
+    "gemma": lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**WIDE, **ROPE)),
+    "gemma4_text": lambda: hf.Gemma4ForCausalLM(
+        hf.Gemma4TextConfig(
+            **WIDE,
+            **SLIDING,
+            **MIXED,
+            global_head_dim=24,
+            vocab_size_per_layer_input=40,
+            hidden_size_per_layer_input=0,
+            num_kv_shared_layers=0,
+        )  # fmt: skip
+    ),
+    "llama4_text": lambda: hf.Llama4ForCausalLM(
+        hf.Llama4TextConfig(**WIDE, **ROPE, num_local_experts=2, intermediate_size_mlp=96, attention_chunk_size=8)
+    ),
+    "olmo3": lambda: hf.Olmo3ForCausalLM(hf.Olmo3Config(**BASE, **SLIDING)),
+    "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**BASE, **ROPE, num_local_experts=4)),
+    "glm4_moe": lambda: hf.Glm4MoeForCausalLM(
+        hf.Glm4MoeConfig(
+            **WIDE,
+            **HALF_ROPE,
+            moe_intermediate_size=32,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            first_k_dense_replace=1,
+        )  # fmt: skip
+    ),
+    "deepseek_v3": lambda: hf.DeepseekV3ForCausalLM(
+        hf.DeepseekV3Config(
+            **(BASE | ROPE | {"num_key_value_heads": 4}),
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=2,
+            topk_group=1,
+            kv_lora_rank=16,
+            q_lora_rank=16,
+            qk_rope_head_dim=16,
+            qk_nope_head_dim=16,
+            v_head_dim=16,
+            moe_intermediate_size=32,
+            first_k_dense_replace=1,
+        )  # fmt: skip
+    ),
+    "qwen3_vl": qwen3_vl,
+    "lfm2": lambda: hf.Lfm2ForCausalLM(hf.Lfm2Config(**BASE, **ROPE, full_attn_idxs=[1, 3])),
+    "falcon_h1": lambda: hf.FalconH1ForCausalLM(
+        hf.FalconH1Config(
+            **WIDE,
+            **ROPE,
+            mamba_d_ssm=64,
+            mamba_n_heads=4,
+            mamba_d_head=16,
+            mamba_d_state=16,
+            mamba_n_groups=1,
+            lm_head_multiplier=0.5,
+            embedding_multiplier=3.0,
+        )  # fmt: skip
+    ),
+}
+
 
 def save_family(name: str, folder: Path, seed: int = 0) -> Path:
     """A random target of the family, wide enough in its weights that its greedy text is not one repeated token."""
     torch.manual_seed(seed)
-    model = FAMILIES[name]()
+    model = (FAMILIES | OTHERS)[name]()
     for key, weight in model.named_parameters():
         if weight.dim() >= 2:
             weight.data.normal_(0, 0.5 if "embed" in key else 0.2)
