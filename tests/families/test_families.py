@@ -9,7 +9,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from family_models import DEPTH, FAMILIES, VOCABULARY, save_family
 from transformers import GenerationConfig
 
 from builders import open_target, packed
@@ -23,9 +22,15 @@ from draftline.target.capture import FeatureCapture
 from draftline.target.load import Target
 from draftline.target.parts import prove_parts
 from draftline.target.proofs import prove_padding, prove_taps
+from family_models import DEPTH, FAMILIES, GEMMA_ROPE, HALF_ROPE, LLAMA3_ROPE, ROPE, VOCABULARY, save_family
 from runs import write_recipe
 
 CPU = torch.device("cpu")
+HALF = HALF_ROPE["rope_parameters"]
+ROPES = {  # of full attention, and without what places images
+    "llama": LLAMA3_ROPE, "gemma3_text": GEMMA_ROPE["full_attention"], "gemma3": GEMMA_ROPE["full_attention"],
+    "phi": HALF, "phi3": HALF, "qwen3_next": HALF, "qwen3_5_text": HALF,
+}  # fmt: skip
 ANSWER_TOKENS = 24  # with the prompt more than twice the sliding windows of 8
 
 
@@ -73,6 +78,7 @@ def test_trained_exported_and_decoded(family: Family) -> None:
     words = len(family.target.tokenizer)
     assert (spec.num_target_layers, spec.hidden_size, spec.mask_token_id) == (DEPTH, 64, words)  # the first padding row
     assert spec.vocab_size == (VOCABULARY if words == 19 else 1700)
+    assert spec.rope_parameters == ROPES.get(family.name, ROPE["rope_parameters"])
 
 
 def test_parts_taps_and_padding_are_proven(family: Family) -> None:
