@@ -11,17 +11,17 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from builders import open_target, packed
+from builders import open_target
 from command import draftline_here
 from draftline.decode.chain import Limits, Sampler, decode_plain, decode_speculative
 from draftline.decode.models import CachedTarget
+from draftline.decode.proofs import prove_cache
 from draftline.drafter.model import Drafter
 from draftline.evaluate.evaluation import load_drafter
 from draftline.export.folder import read_drafter
 from draftline.target.capture import FeatureCapture
 from draftline.target.load import Target
-from draftline.target.parts import prove_parts
-from draftline.target.proofs import prove_padding, prove_taps
+from draftline.target.parts import prove_parts, prove_stream
 from family_models import DEPTH, FAMILIES, GEMMA_ROPE, HALF_ROPE, LLAMA3_ROPE, ROPE, VOCABULARY, save_family
 from runs import write_recipe
 
@@ -65,9 +65,9 @@ def family(request: pytest.FixtureRequest, homes) -> Family:
     return homes(request.param)
 
 
-def texts(count: int, seed: int, longest: int = 20) -> list[list[int]]:
+def texts(count: int, seed: int, shortest: int = 3) -> list[list[int]]:
     rng = np.random.default_rng(seed)
-    return [rng.integers(5, 19, int(n)).tolist() for n in rng.integers(3, longest, count)]
+    return [rng.integers(5, 19, int(n)).tolist() for n in rng.integers(shortest, 20, count)]
 
 
 def test_trained_exported_and_decoded(family: Family) -> None:
@@ -81,24 +81,33 @@ def test_trained_exported_and_decoded(family: Family) -> None:
     assert spec.rope_parameters == ROPES.get(family.name, ROPE["rope_parameters"])
 
 
-def test_parts_taps_and_padding_are_proven(family: Family) -> None:
-    one, other, third = texts(3, seed=1)
-    target = family.target
-    assert prove_parts(target.model, target.parts, torch.tensor([one])) < 1e-5
-    assert prove_taps(target, one) < 1e-5
-    assert prove_padding(target, [one, other, third]) < 1e-4
+def test_parts_and_cache_are_proven(family: Family) -> None:
+    target, (ids,) = family.target, texts(1, seed=1, shortest=14)
+    assert prove_parts(target.model, target.parts, torch.tensor([ids])) < 1e-5
+    assert prove_stream(target.parts, torch.tensor([ids])) == DEPTH
+    assert prove_cache(target, ids) < 1e-4
 
 
-def test_capture_is_what_the_model_says_of_itself(family: Family) -> None:
-    """All layers but the last from the model's `hidden_states`; logits from the model's forward."""
-    target, (ids,) = family.target, texts(1, seed=2)
-    features = FeatureCapture(target, tuple(range(DEPTH)), want_final=True)(packed([[(ids, [1] * len(ids))]], len(ids)))
-    with torch.no_grad():
-        own = target.model(input_ids=torch.tensor([ids]), output_hidden_states=True)
-    for tap, state in zip(features.taps[0].chunk(DEPTH, -1)[:-1], own.hidden_states[1:-1], strict=True):
-        torch.testing.assert_close(tap, state[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(target.parts.head.logits(features.final[0]), own.logits[0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(target.embed(torch.tensor([ids])), own.hidden_states[0], rtol=1e-6, atol=1e-6)
+def test_capture_is_what_the_model_says_of_each_text_alone(family: Family) -> None:
+    """Three texts padded in one forward: taps of all layers but the last from the model's `hidden_states`, logits from
+    its own forward."""
+    target, documents = family.target, texts(3, seed=2)
+    lengths = [len(ids) for ids in documents]
+    spans = [(sum(lengths[:n]), lengths[n]) for n in range(3)]
+    features = FeatureCapture(target, tuple(range(DEPTH)), want_final=True).capture(np.concatenate(documents), spans)
+    for ids, (start, length) in zip(documents, spans, strict=True):
+        here = slice(start, start + length)
+        with torch.no_grad():
+            own = target.model(input_ids=torch.tensor([ids]), output_hidden_states=True)
+        for tap, state in zip(features.taps[here].chunk(DEPTH, -1)[:-1], own.hidden_states[1:-1], strict=True):
+            assert distance(tap, state[0]) < 1e-4
+        assert distance(target.parts.head.logits(features.final[here]), own.logits[0]) < 1e-4
+        torch.testing.assert_close(target.embed(torch.tensor([ids])), own.hidden_states[0], rtol=1e-6, atol=1e-6)
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference of a token's vector, relative to its length."""
+    return float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
 
 
 def generated(target: Target, prompt: list[int]) -> list[int]:

@@ -69,8 +69,8 @@ def engine_notes(target: Target, format: str) -> tuple[str, ...]:
     found = []
     if format == "reference" and not torch.equal(target.embed(ids), table[ids]):
         found.append(
-            "the target scales its embedding; vLLM gives the drafter unscaled rows of it, so tau is lower there than "
-            "measured here. export.format=speculators brings a scaled table"
+            "the target scales its embedding; vLLM gives the drafter unscaled rows of it, and tau is much lower there "
+            "than measured here. export.format=speculators brings a scaled table"
         )
     if target.parts.head.bias is not None:
         found.append("the target's head has a bias; vLLM leaves it out of the drafter's logits, so tau is lower there")
