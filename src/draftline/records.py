@@ -62,7 +62,7 @@ class FeatureBatch:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The target's frozen head, borrowed by its drafter: cap(scale * (W h + bias)), cap(x) = c tanh(x / c).
+    """The target's frozen head, borrowed by its drafter: logits = cap(scale * (W h + bias)), cap(x) = c tanh(x / c).
 
     `target.parts` finds what applies and proves it on the target's own logits.
     """
@@ -77,19 +77,21 @@ class Head:
 
         On three dimensions torch calls a batched kernel: 146 ms instead of 12 for Qwen3-8B's head on an H200.
         """
-        flat = states.flatten(0, -2) @ self.weight.T
-        return self.shaped(flat).unflatten(0, states.shape[:-1])
+        return self.shaped(self.product(states.flatten(0, -2))).unflatten(0, states.shape[:-1])
+
+    def product(self, states: Tensor) -> Tensor:
+        """W h + bias [n, V] of states [n, d]."""
+        product = states @ self.weight.T
+        return product if self.bias is None else product + self.bias
 
     def shaped(self, product: Tensor) -> Tensor:
-        """Logits [..., V] of the product W h."""
-        if self.bias is not None:
-            product = product + self.bias
+        """Logits of products W h + bias, of any shape."""
         if self.scale != 1.0:
             product = product * self.scale
         return product if self.soft_cap is None else (product / self.soft_cap).tanh() * self.soft_cap
 
     def product_gradient(self, logits: Tensor, gradient: Tensor) -> Tensor:
-        """Gradient with respect to the product W h, from that with respect to logits y: cap' = 1 - (y / c)^2."""
+        """Gradient with respect to the products, from that with respect to logits y: cap' = 1 - (y / c)^2."""
         if self.soft_cap is not None:
             gradient = gradient * (1 - (logits / self.soft_cap).square())
         return gradient if self.scale == 1.0 else gradient * self.scale
