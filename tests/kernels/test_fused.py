@@ -46,7 +46,7 @@ def random_batch(rng: np.random.Generator, rows: int, length: int, spec: Drafter
     for row in range(rows):
         at, number, end = 0, 0, length if row else length // 2
         while at < end:
-            count = min(int(rng.integers(5, 90)), end - at)
+            count = min(int(rng.integers(5, 50)), end - at)
             document[row, at : at + count] = number
             position[row, at : at + count] = np.arange(count)
             at, number = at + count, number + 1
@@ -72,7 +72,7 @@ def random_step(
     embedding, head = nn.Embedding(spec.vocab_size, spec.hidden_size), torch.randn(spec.vocab_size, spec.hidden_size)
     drafter.to(device)
     borrowed = Head(0.3 * head, **(shape or {})).to(device).to(dtype)
-    step = DrafterStep(drafter, embedding.to(device, dtype), borrowed, kind, anchors=9, seed=0)
+    step = DrafterStep(drafter, embedding.to(device, dtype), borrowed, kind, anchors=7, seed=0)
     step.fused = fused_drafter(drafter, dtype) if fused else None
     return step
 
@@ -87,13 +87,16 @@ def run(step: DrafterStep, batch: FeatureBatch) -> tuple[list[Tensor], dict[str,
     return [value.double().cpu() for value in micro.values()], gradients
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+ALL = [(name, kind) for name in SPECS for kind in KINDS]
+SOME = [(name, kind) for name, kind in zip(SPECS, KINDS, strict=True)]  # interpreted, a case takes ten seconds
+
+
+@pytest.mark.parametrize(("name", "kind"), ALL if DEVICE == "cuda" else SOME, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32], ids=str)
 def test_it_equals_the_plain_model(name: str, kind: tuple[str, str], dtype: torch.dtype) -> None:
     """bf16 loses a slot's argmax here and there, which moves a whole label of ce_target and a sign of tv."""
     spec, loss = spec_of(**SPECS[name]), LossKind(*kind, gamma=5.0, alpha=0.5)
-    batch = random_batch(np.random.default_rng(3), 2, 130, spec)
+    batch = random_batch(np.random.default_rng(3), 2, 70, spec)
     expected, reference = run(random_step(spec, loss, "cpu", torch.float32, fused=False), batch)
     found, gradients = run(random_step(spec, loss, DEVICE, dtype, fused=True), batch)
     flips = kind[0] in ("ce_target", "tv")
@@ -110,7 +113,7 @@ def test_a_head_with_bias_scale_and_soft_cap(kind: tuple[str, str]) -> None:
     spec, loss = spec_of(), LossKind(*kind, gamma=5.0, alpha=0.5)
     bias = torch.randn(spec.vocab_size, generator=torch.Generator().manual_seed(5))
     shape = {"bias": bias, "scale": 1.4, "soft_cap": 2.0}
-    batch = random_batch(np.random.default_rng(6), 1, 130, spec)
+    batch = random_batch(np.random.default_rng(6), 1, 60, spec)
     expected, reference = run(random_step(spec, loss, "cpu", torch.float32, False, shape), batch)
     found, gradients = run(random_step(spec, loss, DEVICE, torch.float32, True, shape), batch)
     for index in (0, 1):
@@ -121,7 +124,7 @@ def test_a_head_with_bias_scale_and_soft_cap(kind: tuple[str, str]) -> None:
 
 def test_a_second_micro_batch_adds_to_the_gradient_and_changed_masters_are_taken_over() -> None:
     spec, loss = spec_of(), LossKind("ce", "exponential", 5.0, 0.5)
-    batch = random_batch(np.random.default_rng(4), 1, 130, spec)
+    batch = random_batch(np.random.default_rng(4), 1, 60, spec)
     step = random_step(spec, loss, DEVICE, torch.float32, fused=True)
     _, once = run(step, batch)
     _, twice = run(step, batch)

@@ -175,7 +175,14 @@ def measured_scale(decoder: nn.Module, layers: nn.ModuleList, embedding: Any) ->
     else happens in between.
     """
     ids = torch.arange(min(16, embedding.weight.shape[0]), device=embedding.weight.device)[None]
-    received, embedded = watch(decoder, layers, ids).inputs[0].double(), embedding(ids).double()
+    passage = watch(decoder, layers, ids)
+    # a frame (frame.py) has no layers: its final norm receives what the first of them would
+    first = passage.inputs or [given for given, out in passage.around if torch.equal(out, passage.final)]
+    if not first:
+        raise InputError(
+            f"target class {type(decoder).__name__}: neither a layer nor a final norm runs", not_supported()
+        )
+    received, embedded = first[0].double(), embedding(ids).double()
     if received.shape != embedded.shape:
         raise InputError(
             f"target class {type(decoder).__name__}: its first layer receives {list(received.shape)} for embeddings "
