@@ -12,12 +12,14 @@ from safetensors.torch import load_file
 from builders import open_target, save_target, spec_for
 from command import Done, draftline_here
 from drafter_samples import random_drafter
+from draftline.config import TargetSection
 from draftline.errors import InputError
 from draftline.evaluate.evaluation import load_drafter
 from draftline.export.folder import read_drafter, read_spec
 from draftline.export.reference import write_reference
+from draftline.target.frame import load_frame
 from draftline.target.parts import prove_parts
-from family_models import OTHERS, save_family
+from family_models import FAMILIES, OTHERS, save_family
 from runs import write_recipe
 
 SHORT = ("train.max_steps=2", "train.checkpoint_every=2")
@@ -139,3 +141,14 @@ def test_a_speculators_export_brings_the_scaled_embedding(family: str, tmp_path:
     scale = {"gemma3_text": 8.0, "granite": 6.0, "llama": 1.0}[family]  # sqrt(64), embedding_multiplier
     torch.testing.assert_close(table, scale * target.parts.embedding.weight, rtol=1e-5, atol=1e-5)
     assert same_text(tmp_path) == 1.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_target_without_its_layers_embeds_and_judges_alike(family: str, tmp_path: Path) -> None:
+    """What training from features on disk borrows is what the whole target gives, scales and soft-caps included."""
+    folder = save_family(family, tmp_path)
+    whole, frame = open_target(folder), load_frame(TargetSection(path=str(folder)), torch.device("cpu"))
+    ids = torch.arange(5, 19)
+    torch.testing.assert_close(frame.embed(ids), whole.embed(ids), rtol=1e-6, atol=0)
+    states = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(frame.parts.head.logits(states), whole.parts.head.logits(states))
