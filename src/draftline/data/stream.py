@@ -35,6 +35,7 @@ class RowStream:
             raise ValueError("a stream needs at least one row")
         self.row_length = row_length
         self.rows_per_batch = rows_per_batch
+        self.where = [row.where for row in rows]
         self.lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self.ids = np.concatenate([row.ids for row in rows]).astype(np.int32, copy=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from draftline.channel.local import LocalChannel
@@ -14,6 +16,7 @@ from draftline.config import Recipe
 from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_conversations
 from draftline.data.inspection import thinking_warning
+from draftline.data.proofs import Sample
 from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
 from draftline.drafter.attention import anchors_per_tile_multiple
@@ -23,13 +26,14 @@ from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
-from draftline.records import DrafterSpec
+from draftline.records import Conversation, DrafterSpec
 from draftline.target.capture import FeatureCapture
 from draftline.target.derive import derive_spec
 from draftline.target.load import Target, choose_device, load_target
 from draftline.target.parts import prove_parts
 from draftline.train.optimizer import Optimizer
 
+SAMPLES = 64  # conversations whose rows are proven to be theirs
 TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
 
 
@@ -39,6 +43,7 @@ class Job:
     target: Target
     spec: DrafterSpec
     stream: RowStream
+    samples: tuple[Sample, ...]  # conversations beside their rows, evenly from the whole data set
     features: LocalChannel
     drafter: Drafter
     step: DrafterStep
@@ -59,7 +64,7 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     device = choose_device(recipe.placement.device)
     target = load_target(recipe.target, device)
     spec = derive_spec(recipe.drafter, target)
-    stream = row_stream(recipe, target, notices)
+    stream, samples = row_stream(recipe, target, notices)
     prove_parts(target.model, target.parts, torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device))
     drafter = Drafter(spec)
     drafter.init_weights(recipe.train.seed)
@@ -76,7 +81,7 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     features = LocalChannel(stream.batch, store or capture, min(total_steps * per_step, len(stream)))
     optimizer = Optimizer(drafter, recipe.optim, total_steps)
     job = Job(
-        recipe, target, spec, stream, features, drafter, step, optimizer, total_steps, per_step,
+        recipe, target, spec, stream, samples, features, drafter, step, optimizer, total_steps, per_step,
         run_identity(recipe, target, spec, stream), provenance_of(recipe, target, stream),
     )  # fmt: skip
     notices.section("drafter")
@@ -114,8 +119,8 @@ def feature_store(recipe: Recipe, capture: FeatureCapture, stream: RowStream, no
     return FeatureStore(flat.taps, flat.final)
 
 
-def row_stream(recipe: Recipe, target: Target, notices: Notices) -> RowStream:
-    """Conversations -> token rows -> packed stream, with every unused row counted by reason."""
+def row_stream(recipe: Recipe, target: Target, notices: Notices) -> tuple[RowStream, tuple[Sample, ...]]:
+    """Conversations -> token rows -> packed stream, with every unused row counted by reason; and a few of both."""
     conversations, unreadable = read_conversations(recipe.data.train)
     renderer = ChatRenderer(target.tokenizer, target.stop_ids, recipe.data.template_kwargs, recipe.data.sequence_length)
     rendered = render_conversations(conversations, renderer, recipe.data.max_unusable_share, unreadable)
@@ -132,7 +137,13 @@ def row_stream(recipe: Recipe, target: Target, notices: Notices) -> RowStream:
     warning = thinking_warning(conversations, renderer)
     if warning is not None:
         notices.say(warning)
-    return stream
+    return stream, samples_of(conversations, stream)
+
+
+def samples_of(conversations: Sequence[Conversation], stream: RowStream) -> tuple[Sample, ...]:
+    by_place = {conversation.where: conversation for conversation in conversations}
+    documents = np.unique(np.linspace(0, len(stream.where) - 1, SAMPLES).round().astype(int)).tolist()
+    return tuple(Sample(by_place[stream.where[document]], document) for document in documents)
 
 
 def refuse_unknown_ids(stream: RowStream, target: Target) -> None:
