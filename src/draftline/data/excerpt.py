@@ -1,4 +1,5 @@
-"""A few of the data's documents, cut short, as one small batch: what proofs run on where a whole batch takes too long."""
+"""A few of the data's documents, cut short, as one small batch: what proofs run on where a whole batch takes too
+long."""
 
 from __future__ import annotations
 
@@ -9,18 +10,21 @@ from draftline.records import PackedBatch
 
 CANDIDATES = 256  # documents looked at
 ROWS, DOCUMENTS_PER_ROW = 2, 2
-KEPT_ANSWER_TOKENS = 40  # of each answer; some two blocks of 16
+KEPT_ANSWER_TOKENS = 32  # of each answer: two blocks of 16
 
 
 def excerpt(stream: RowStream) -> PackedBatch:
-    """Up to four documents with the shortest prompts among the first ones, two a row, longer answers cut.
+    """Up to four documents with the shortest prompts among the first ones, two a row, longer answers cut. Of unequal
+    lengths where there are such, so that padding is met.
 
     A causal target's features of a document's beginning do not depend on what follows, so nothing is lost by the cut.
     Raises ValueError where no document has a supervised token.
     """
     ends = {number: kept_length(stream, number) for number in range(min(CANDIDATES, len(stream.lengths)))}
-    chosen = sorted((number for number in ends if ends[number]), key=lambda number: ends[number])
-    chosen = chosen[: ROWS * DOCUMENTS_PER_ROW]
+    usable = sorted((number for number in ends if ends[number]), key=lambda number: ends[number])
+    first = {ends[number]: number for number in reversed(usable)}  # of each length, ascending below
+    unlike = sorted(first.values(), key=lambda number: ends[number])
+    chosen = [*unlike, *(number for number in usable if number not in first.values())][: ROWS * DOCUMENTS_PER_ROW]
     if not chosen:
         raise ValueError("no document of the data has a supervised token")
     rows = [chosen[begin : begin + DOCUMENTS_PER_ROW] for begin in range(0, len(chosen), DOCUMENTS_PER_ROW)]

@@ -55,29 +55,36 @@ def prove_supervision(stream: RowStream) -> str:
     return f"{int(stream.loss_mask.sum()):,} of {len(stream.ids):,} tokens trained ({share:.0%}), in every row"
 
 
-def prove_template(tokenizer: PreTrainedTokenizerBase, rows: Sequence[TokenRow], stop_ids: frozenset[int]) -> str:
-    """Control tokens that the template writes are tokens of this tokenizer, and finished answers end with a stop token."""
-    for row in rows:
-        refuse_spelt_controls(tokenizer, row)
-    ends = [row for row in rows for run in trained_runs(row) if int(row.ids[run.stop - 1]) in stop_ids]
-    cut = [row for row in rows if bool(row.loss_mask[-1])]  # a row that ends in its answer may have been cut there
-    if not ends and len(cut) < len(rows):
+def prove_template(
+    tokenizer: PreTrainedTokenizerBase, stream: RowStream, samples: Sequence[Sample], stop_ids: frozenset[int]
+) -> str:
+    """Control tokens that the template writes are tokens of this tokenizer, and finished answers end with a stop
+    token."""
+    unknown = set(CONTROL_LOOK.findall(str(tokenizer.chat_template))) - set(tokenizer.get_vocab())
+    finished, ended = 0, 0
+    for sample in samples:
+        row = row_of(stream, sample.document)
+        refuse_spelt_controls(tokenizer, row, unknown)
+        if sample.conversation.finished and len(row.ids) < stream.row_length:  # neither of the two cuts
+            finished += 1
+            ended += any(int(row.ids[run.stop - 1]) in stop_ids for run in trained_runs(row))
+    if finished and not ended:
         raise InputError(
-            f"expected answers that end with one of the target's stop tokens {sorted(stop_ids)}, found none in "
-            f"{len(rows)} rows",
+            f"expected finished answers to end with one of the target's stop tokens {sorted(stop_ids)}, found none of "
+            f"{finished} that does",
             "likely the chat template of another model: put the target's own beside its tokenizer",
         )
-    return f"control tokens are single tokens; {len(ends)} answers of {len(rows)} rows end with a stop token"
+    return f"control tokens are single tokens; {ended} of {finished} finished answers end with a stop token"
 
 
-def refuse_spelt_controls(tokenizer: PreTrainedTokenizerBase, row: TokenRow) -> None:
+def refuse_spelt_controls(tokenizer: PreTrainedTokenizerBase, row: TokenRow, unknown: set[str]) -> None:
+    """unknown: what the template writes like control tokens, and the tokenizer does not know as such."""
+    if not unknown:
+        return
     prompt = row.ids[: int(np.flatnonzero(row.loss_mask)[0])] if row.loss_mask.any() else row.ids
-    known = set(tokenizer.get_vocab())
-    unknown = tokenizer.unk_token_id
-    template = set(CONTROL_LOOK.findall(str(tokenizer.chat_template)))
-    spelt = template & set(CONTROL_LOOK.findall(spell(tokenizer, prompt))) - known
-    if unknown is not None and unknown in prompt and template - known:
-        spelt |= template - known
+    spelt = unknown & set(CONTROL_LOOK.findall(spell(tokenizer, prompt)))
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in prompt:
+        spelt |= unknown
     if spelt:
         raise InputError(
             f"{row.where}: expected the template's {', '.join(sorted(spelt))} to be tokens of this tokenizer, found "

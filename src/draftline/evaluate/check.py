@@ -121,7 +121,8 @@ def answered(target: Target, prompts: list[list[int]]) -> list[Conversation]:
 
 
 def render(target: Target, conversations: list[Conversation]) -> RowStream:
-    """Rows as training makes them. An answer of no words ("" to a random target) is given one, its ids are used anyway."""
+    """Rows as training makes them. An answer of no words ("" to a random target) is given one, its ids are used
+    anyway."""
     spoken = [
         conversation
         if conversation.messages[-1]["content"].strip()

@@ -26,7 +26,8 @@ class Gate(Generic[T]):
 
 @dataclass
 class Gates:
-    """Passes gates one after another, says each in a line, and remembers their figures. The first that fails ends it."""
+    """Passes gates one after another, says each in a line, and remembers their figures. The first that fails ends
+    it."""
 
     notices: Notices
     figures: dict[str, str] = field(default_factory=dict)

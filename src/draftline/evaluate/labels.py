@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from draftline.drafter.anchors import Blocks, sample_blocks
+from draftline.drafter.losses import LossKind
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.records import FeatureBatch
 from draftline.target.load import Target
 from draftline.target.parts import LOGIT_TOLERANCE
-from draftline.target.proofs import Document, OwnOutputs, judged
+from draftline.target.proofs import Document, OwnOutputs, judged, token_errors
 
+Chunk = tuple[Tensor, Tensor, Tensor, Tensor]
 TEACHER_BLOCKS = 16  # whose teacher logits are compared
-NEIGHBOUR_LEAD = 0.2  # a neighbour that the target agrees with so much more is the label that was meant
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,20 @@ class Told:
 
 @contextmanager
 def recorded(step: DrafterStep, wanted: Sequence[int]) -> Iterator[list[Told]]:
-    """While open, every chunk of the loss leaves what it was given; teacher logits of the wanted blocks only, since those
-    of a whole batch may take more memory than there is."""
+    """While open, every chunk of the loss leaves what it was given; teacher logits of the wanted blocks only, since
+    those of a whole batch may take more memory than there is."""
     plain, told = step.chunk_loss, list[Told]()
 
-    def record(logits: Tensor, teacher: Tensor | None, label: Tensor, supervised: Tensor, kind: Any) -> Any:
+    def record(
+        logits: Tensor, teacher_logits: Tensor | None, label: Tensor, supervised: Tensor, kind: LossKind
+    ) -> Chunk:
         begin = sum(len(chunk.label) for chunk in told)
-        mine = [block for block in wanted if begin <= block < begin + len(label)] if teacher is not None else []
-        kept = {block: teacher[block - begin].float().cpu() for block in mine} if teacher is not None else {}
+        kept = {}
+        if teacher_logits is not None:
+            mine = [block for block in wanted if begin <= block < begin + len(label)]
+            kept = {block: teacher_logits[block - begin].float().cpu() for block in mine}
         told.append(Told(label.cpu(), supervised.cpu(), kept))
-        return plain(logits, teacher, label, supervised, kind)
+        return plain(logits, teacher_logits, label, supervised, kind)
 
     step.chunk_loss = record
     try:
@@ -57,8 +62,7 @@ def prove_labels(
 ) -> str:
     """Slot k of the block at a is told x_{a+k}, exactly where SPEC 5 supervises it, and the target's logits at a+k-1.
 
-    The rule is written out here in plain Python. Beside it the target itself is asked: its greedy token at a+k-1 must not
-    be the neighbour's label much more often than the slot's own.
+    The rule is written out here in plain Python, and the logits come from a forward of the target's own.
     """
     blocks = sample_blocks(batch.packed, step.anchors, step.seed)
     slots = list(rule(batch, blocks, step.drafter.spec.block_size))
@@ -110,8 +114,8 @@ def check_rule(label: Tensor, supervised: Tensor, slots: Sequence[Slot]) -> None
     if not torch.equal(expected, supervised):
         wrong = (expected != supervised).nonzero()[0].tolist()
         raise InputError(
-            f"block {wrong[0]}, slot {wrong[1] + 1}: expected {'a' if expected[tuple(wrong)] else 'no'} label, found the "
-            "opposite",
+            f"block {wrong[0]}, slot {wrong[1] + 1}: expected {'a' if expected[tuple(wrong)] else 'no'} label, found "
+            "the opposite",
             "likely a loss mask that is shifted, or slots that run past their document",
         )
     wanted = torch.tensor([slot.label for slot in slots])
@@ -119,7 +123,7 @@ def check_rule(label: Tensor, supervised: Tensor, slots: Sequence[Slot]) -> None
     if not torch.equal(found, wanted):
         first = int((found != wanted).nonzero()[0])
         raise InputError(
-            f"block {slots[first].block}, slot {slots[first].k + 1}: expected the label x_(a+k) = {int(wanted[first])}, "
+            f"block {slots[first].block}, slot {slots[first].k + 1}: expected x_(a+k) = {int(wanted[first])} as label, "
             f"found {int(found[first])}; {int((found != wanted).sum())} of {len(slots)} labels differ",
             "likely labels that are shifted by one: a slot predicts the token at its own position, not the next one's",
         )
@@ -158,7 +162,7 @@ def check_teacher(
 
     error = judged(target, found, at(0))
     if not error <= limit:
-        shifted = next((s for s in (-1, 1) if judged(target, found, at(s)) <= limit), None)
+        shifted = next((s for s in (-1, 1) if float(token_errors(found, at(s)).median()) <= limit), None)
         likely = "features of another model, or a logit scale or soft-cap that is not applied"
         if shifted is not None:
             likely = f"labels that are shifted by one: these are the logits at a+k{-1 + shifted:+d}".replace("+0", "")
@@ -170,19 +174,15 @@ def check_teacher(
 
 
 def agreement(label: Tensor, places: Sequence[Place], own: Sequence[OwnOutputs]) -> list[float]:
-    """How often the target's greedy token for a slot's position is the label one slot before, its own, and one after."""
+    """How often the target's greedy token one position before, at, and one after a slot's is the slot's label.
+
+    A figure for people: on the target's own greedy answers the middle one is 1. It decides nothing, since a target with
+    random weights and a tied embedding says its input again.
+    """
     greedy = [outputs.logits.argmax(-1).tolist() for outputs in own]
     hits = np.zeros(3)
     for slot, number, inside in places:
         for which, shift in enumerate((-1, 0, 1)):
-            at = inside - 1 - shift  # where the target would have said this label, were the labels shifted
+            at = inside - 1 + shift
             hits[which] += 0 <= at < len(greedy[number]) and greedy[number][at] == int(label[slot.block, slot.k])
-    shares = (hits / max(1, len(places))).tolist()
-    best = max(shares[0], shares[2])
-    if best > shares[1] + NEIGHBOUR_LEAD:
-        raise InputError(
-            f"expected the target to agree with its slots' labels most, found {shares[1]:.0%} there and {best:.0%} one "
-            "position beside",
-            "likely labels or features that are shifted by one",
-        )
-    return shares
+    return list((hits / max(1, len(places))).tolist())

@@ -78,8 +78,8 @@ def logits_of(target: Target, states: Tensor) -> Tensor:
 
 @torch.no_grad()
 def prove_embedding(target: Target, step: DrafterStep) -> float:
-    """What the drafter's slots begin with is what the target's first layer receives, scale included (SPEC 2): anchors and
-    the mask token. Returns the largest relative difference of a token."""
+    """What the drafter's slots begin with is what the target's first layer receives, scale included (SPEC 2): anchors
+    and the mask token. Returns the largest relative difference of a token."""
     mask_id = step.drafter.spec.mask_token_id
     ids = sorted({mask_id, *target.stop_ids, *range(0, target.parts.vocab_size, 1 + target.parts.vocab_size // 16)})
     given = own_outputs(target, ids).first_input
@@ -89,7 +89,8 @@ def prove_embedding(target: Target, step: DrafterStep) -> float:
     if not error <= LOGIT_TOLERANCE[target.dtype]:
         scale = float(given.float().norm() / slots[:, 0].float().norm().clamp(min=1e-30))
         raise InputError(
-            f"expected the drafter's embeddings to be the first layer's input, found a relative difference of {error:.2g}",
+            f"expected the drafter's embeddings to be the first layer's input, found a relative difference of "
+            f"{error:.2g}",
             f"likely an embedding scale that is missing: the target's are {scale:.3g} times as long",
         )
     return error
@@ -123,8 +124,8 @@ def prove_decoding_logits(target: Target, step: DrafterStep, batch: FeatureBatch
 
 
 def two_blocks(blocks: Blocks) -> list[tuple[int, int, int]]:
-    """(row, block, later block of the same document) in the first two rows that have blocks: the first of a row, and the
-    last of its document."""
+    """(row, block, later block of the same document) in the first two rows that have blocks: the first of a row, and
+    the last of its document."""
     found = []
     for row in range(len(blocks.anchor)):
         kept = blocks.keep[row].nonzero().flatten().tolist()
@@ -135,7 +136,8 @@ def two_blocks(blocks: Blocks) -> list[tuple[int, int, int]]:
 
 
 def decoded_logits(target: Target, drafter: Drafter, text: list[int], anchors: Sequence[int]) -> Tensor:
-    """Logits [2, B-1, V] of the decoding loop with the target's cache, at two anchors of a text, one after the other."""
+    """Logits [2, B-1, V] of the decoding loop with the target's cache, at two anchors of a text, one after the
+    other."""
     verifier, proposer = CachedTarget(target, drafter.spec.target_layer_ids), CachedDrafter(drafter, target)
     logits, begin = [], 0
     for anchor in dict.fromkeys(anchors):

@@ -1,7 +1,8 @@
-"""What a block can see, proven on the step that trains: change what must be invisible, and its states must stay (SPEC 3).
+"""What a block can see, proven on the step that trains: change what must be invisible, and its states must stay (SPEC
+3).
 
-Each proof runs the step's own forward (compiled, with the training's shapes, where it is) twice and compares one block of
-every row, the one with the shortest context: a single position weighs most there.
+Each proof runs the step's own forward (compiled, with the training's shapes, where it is) twice and compares one block
+of every row, the one with the shortest context: a single position weighs most there.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class Sight:
         change = float(self.without(where).max())
         if not change <= 2 * self.noise:
             raise InputError(
-                f"expected a block's states to stay when {what} change, found a change of {change:.2g}", f"likely {likely}"
+                f"expected a block's states to stay when {what} change, found a change of {change:.2g}",
+                f"likely {likely}",
             )
         count = int(where.sum())
         return f"{count:,} positions changed, states {'bit-equal' if change == 0 else f'within {change:.1e}'}"

@@ -1,5 +1,5 @@
-"""The one list of gates for a target, a drafter and the features between them: `draftline check` and training's preflight
-pass the same ones."""
+"""The one list of gates for a target, a drafter and the features between them: `draftline check` and training's
+preflight pass the same ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from draftline.data.proofs import Sample, prove_loss_mask, prove_supervision, prove_template, row_of
+from draftline.data.proofs import Sample, prove_loss_mask, prove_supervision, prove_template
 from draftline.data.stream import RowStream
 from draftline.drafter.step import DrafterStep
 from draftline.evaluate.gates import Gate, relative_figure
@@ -27,12 +27,12 @@ from draftline.target.proofs import (
     OwnOutputs,
     documents_of,
     own_outputs,
-    prove_head,
     prove_features,
+    prove_head,
     prove_taps,
 )
 
-DOCUMENTS = 4  # judged one by one
+DOCUMENTS = 3  # judged one by one
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,16 @@ def single(packed: PackedBatch, ids: Sequence[int]) -> PackedBatch:
 
 def data_gates(target: Target, stream: RowStream, samples: Sequence[Sample]) -> Iterator[Gate[str]]:
     """Whether the rows are what the target is prompted with and says."""
-    rows = [row_of(stream, sample.document) for sample in samples]
     yield Gate("supervision", lambda: prove_supervision(stream))
     if samples:
-        yield Gate("template", lambda: prove_template(target.tokenizer, rows, target.stop_ids))
         yield Gate("loss mask", lambda: prove_loss_mask(target.tokenizer, stream, samples))
+        yield Gate("template", lambda: prove_template(target.tokenizer, stream, samples, target.stop_ids))
 
 
 def target_gates(subject: Subject) -> Iterator[Gate[Any]]:
     """Whether the features are the target's own."""
     target, taps = subject.target, subject.spec.target_layer_ids
+    yield Gate("mask token", lambda: prove_mask(subject.spec, target))
     yield Gate("taps", lambda: prove_taps(target, taps, subject.alone[0], subject.own[0]), relative_figure)
     yield Gate(
         "features",
@@ -97,11 +97,11 @@ def target_gates(subject: Subject) -> Iterator[Gate[Any]]:
     )
     yield Gate("head", lambda: prove_head(target, subject.documents[0], subject.own[0]), relative_figure)
     yield Gate("embedding", lambda: prove_embedding(target, subject.step), relative_figure)
-    yield Gate("mask token", lambda: prove_mask(subject.spec, target))
 
 
 def drafter_gates(subject: Subject) -> Iterator[Gate[Any]]:
-    """Whether the drafter sees what it will see when it is served, is told the right labels, and decodes as it trains."""
+    """Whether the drafter sees what it will see when it is served, is told the right labels, and decodes as it
+    trains."""
     step, batch = subject.step, subject.batch
     sight = Sight(step, batch)
     yield Gate("RoPE", lambda: prove_rope(step.drafter, subject.target))

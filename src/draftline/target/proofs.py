@@ -20,8 +20,9 @@ from draftline.target.capture import document_spans
 from draftline.target.load import Target
 from draftline.target.parts import LOGIT_TOLERANCE
 
-# A batch of another shape takes other kernels: in bfloat16 a token's features differ by some per cent then, and a mixture
-# of experts may route a few tokens elsewhere. So nine tokens of ten are judged there, and all of them in float32.
+# A batch of another shape takes other kernels: in bfloat16 a token's features differ by some per cent then, and a
+# mixture of experts may route a few tokens elsewhere. So nine tokens of ten are judged there, and all of them in
+# float32.
 JUDGED_SHARE = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
 
 
@@ -59,30 +60,43 @@ class OwnOutputs:
 
 @torch.no_grad()
 def own_outputs(target: Target, ids: Sequence[int]) -> OwnOutputs:
-    """From `hidden_states`, whose entry l+1 is the output of layer l but for the last layer, whose entry is after the
-    final norm: that layer's raw output is what the final norm was given."""
-    row = torch.tensor([list(ids)], device=target.device)
-    decoder, inputs, seen = target.parts.decoder, [], []
+    """What each layer hands to the next, seen from the receiving side: the next layer's input, and the final norm's.
 
-    def first_layer(_module: nn.Module, args: Any, kwargs: Any) -> None:
-        inputs.append(args[0] if args else kwargs["hidden_states"])
+    So neither the hooks of capture nor the `hidden_states` tuple, whose last entry is normed, have a say in it.
+    """
+    decoder, layers = target.parts.decoder, target.parts.layers
+    given, children, ends = list[Tensor](), list[tuple[Tensor, Tensor]](), list[Any]()
 
-    def child(_module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and args and isinstance(args[0], Tensor):
-            seen.append((args[0], output))
+    def before_layer(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        given.append(args[0] if args else kwargs["hidden_states"])
 
-    handles = [target.parts.layers[0].register_forward_pre_hook(first_layer, with_kwargs=True)]
-    handles += [module.register_forward_hook(child) for module in decoder.children()]
+    def after_child(_module: nn.Module, args: Any, output: Any) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            children.append((args[0], output))
+
+    def after_last(_module: nn.Module, _args: Any, output: Any) -> None:
+        given.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [layer.register_forward_pre_hook(before_layer, with_kwargs=True) for layer in layers]
+    handles.append(layers[-1].register_forward_hook(after_last))
+    handles += [module.register_forward_hook(after_child) for module in decoder.children()]
+    handles.append(decoder.register_forward_hook(lambda _module, _args, output: ends.append(output)))
     try:
-        out = decoder(input_ids=row, use_cache=False, output_hidden_states=True)
+        row = torch.tensor([list(ids)], device=target.device)
+        logits = target.model(input_ids=row, use_cache=False).logits
     finally:
         for handle in handles:
             handle.remove()
-    normed = out.last_hidden_state
-    before_norm = [given for given, output in seen if output is normed]
-    layers = [*out.hidden_states[1:-1], before_norm[-1] if before_norm else out.hidden_states[-1]]
-    logits = target.model(input_ids=row, use_cache=False).logits
-    return OwnOutputs([state[0] for state in layers], normed[0], inputs[0][0], logits[0].float())
+    if not ends or len(given) != len(layers) + 1:
+        raise InputError(
+            f"expected the model to run its decoder of {len(layers)} layers once, found {len(ends)} runs of it and "
+            f"{len(given)} states between layers",
+            "likely a decoder or a list of layers that is not what the model runs",
+        )
+    normed = ends[-1].last_hidden_state
+    before_norm = [states for states, output in children if output is normed]
+    outputs = [*given[1:-1], before_norm[-1] if before_norm else given[-1]]
+    return OwnOutputs([state[0] for state in outputs], normed[0], given[0][0], logits[0].float())
 
 
 def prove_taps(target: Target, taps: Sequence[int], document: Document, own: OwnOutputs) -> float:
@@ -121,17 +135,23 @@ def prove_taps(target: Target, taps: Sequence[int], document: Document, own: Own
 def likely_tap(target: Target, layer: int, state: Tensor, own: OwnOutputs, limit: float) -> str:
     for other, output in enumerate(own.layers):
         if judged(target, state, output.float()) <= limit:
-            return f"it is the output of layer {other}: likely taps that are off by one (0-based here, plus one in vLLM)"
+            return (
+                f"it is the output of layer {other}: likely taps that are off by one (0-based here, plus one in vLLM)"
+            )
     if judged(target, state, own.normed.float()) <= limit:
         return "it is the state after the final norm: likely taken from `hidden_states`, whose last entry is normed"
     return "likely a layer whose output is not the residual stream alone, or features of other tokens or another model"
 
 
 def prove_features(
-    target: Target, taps: Sequence[int], together: Sequence[Document], alone: Sequence[Document], own: Sequence[OwnOutputs]
+    target: Target,
+    taps: Sequence[int],
+    together: Sequence[Document],
+    alone: Sequence[Document],
+    own: Sequence[OwnOutputs],
 ) -> float:
-    """Features of documents as training is given them (padded, packed, stored) against each document captured alone; the
-    largest relative difference of a token."""
+    """Features of documents as training is given them (padded, packed, stored) against each document captured alone;
+    the largest relative difference of a token."""
     limit, worst = LOGIT_TOLERANCE[target.dtype] * (1 if target.dtype == torch.float32 else 2), 0.0
     for number, (batched, single, outputs) in enumerate(zip(together, alone, own, strict=True)):
         for found, expected in ((batched.taps, single.taps), (batched.final, single.final)):

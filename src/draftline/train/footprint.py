@@ -36,12 +36,12 @@ class Footprint:
 
 
 def predict(job: Job) -> Footprint:
-    """The formula, with R rows of S tokens, N blocks of B slots a row, P trained parameters, K taps, hidden d, e bytes an
-    element of the compute dtype:
+    """The formula, with R rows of S tokens, N blocks of B slots a row, P trained parameters, K taps, hidden d, e bytes
+    an element of the compute dtype:
 
     gradients 4 P, moments 8 P (fp32); features R S (K [+1 with final states]) d e, twice: one batch is captured ahead.
-    activations: see `layer_bytes`; logits: see `logits_bytes`; capture: (8 d + 4 f) e for each of the tokens of one target
-    forward, f the FFN's width.
+    activations: see `layer_bytes`; logits: see `logits_bytes`; capture: (8 d + 4 f) e for each of the tokens of one
+    target forward, f the FFN's width.
     """
     parameters = sum(p.numel() for p in job.drafter.parameters())
     rows, length = job.recipe.train.rows_per_micro_batch, job.recipe.data.sequence_length
@@ -61,8 +61,9 @@ def predict(job: Job) -> Footprint:
 
 def layer_bytes(job: Job) -> int:
     """Kept by one layer for its backward, with Q = N B block slots: of every slot about ten states of width d (norms in
-    fp32 among them), three of the FFN's width, queries and keys with their fp32 rotations; of every context position keys
-    and values; and where attention is not fused (CPU) the fp32 weights over [context ; block], three copies of them.
+    fp32 among them), three of the FFN's width, queries and keys with their fp32 rotations; of every context position
+    keys and values; and where attention is not fused (CPU) the fp32 weights over [context ; block], three copies of
+    them.
     """
     spec, train = job.spec, job.recipe.train
     rows, length, size = train.rows_per_micro_batch, job.recipe.data.sequence_length, job.target.dtype.itemsize
@@ -76,8 +77,9 @@ def layer_bytes(job: Job) -> int:
 
 
 def logits_bytes(job: Job) -> int:
-    """One chunk of the loss: logits and their gradient in the compute dtype, and of log-probabilities, probabilities and
-    gradient in fp32 as many as the loss has: three, or six beside a teacher's; and the hidden states with their gradient."""
+    """One chunk of the loss: logits and their gradient in the compute dtype, and of log-probabilities, probabilities
+    and gradient in fp32 as many as the loss has: three, or six beside a teacher's; and the hidden states with their
+    gradient."""
     spec = job.spec
     blocks = job.recipe.train.rows_per_micro_batch * job.step.anchors
     slots = spec.block_size - 1

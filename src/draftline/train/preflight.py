@@ -12,6 +12,7 @@ from rich.text import Text
 from draftline.data.excerpt import excerpt
 from draftline.data.inspection import TRAINED_CLOSE, TRAINED_OPEN, marked_row
 from draftline.data.proofs import row_of
+from draftline.errors import InputError, RunError
 from draftline.evaluate.gates import Gate, Gates
 from draftline.evaluate.subject import Subject, data_gates, drafter_gates, target_gates
 from draftline.monitor.events import Preflight
@@ -23,7 +24,7 @@ from draftline.train.publishing import publish_drafter
 from draftline.train.trial import prove_masters, prove_trial
 
 SHOWN_ROWS = 2
-EXCERPT_ANCHORS = 16  # blocks a row where the training's own batch would take too long
+EXCERPT_ANCHORS = 8  # blocks a row where the training's own batch would take too long
 
 
 def preflight(job: Job, folder: RunFolder, notices: Notices) -> Preflight:
@@ -42,10 +43,10 @@ def preflight(job: Job, folder: RunFolder, notices: Notices) -> Preflight:
 
 
 def gates_of(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
-    subject = subject_of(job)
     yield Gate("disk", lambda: prove_disk(job, folder))
     yield Gate("memory", lambda: prove_memory(job))
     yield from data_gates(job.target, job.stream, job.samples)
+    subject = subject_of(job)
     yield from target_gates(subject)
     yield Gate("masters", lambda: prove_masters(job.drafter, job.optimizer))
     yield from drafter_gates(subject)
@@ -54,9 +55,9 @@ def gates_of(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
 
 
 def subject_of(job: Job) -> Subject:
-    """On CUDA the compiled step with the training's own first batch, so that nothing compiles twice and what is proven is
-    what runs. Elsewhere the same step on a few short documents: nothing is compiled there, and a full batch of a real
-    model would take minutes."""
+    """On CUDA the compiled step with the training's own first batch, so that nothing compiles twice and what is proven
+    is what runs. Elsewhere the same step on a few short documents: nothing is compiled there, and a full batch of a
+    real model would take minutes."""
     if job.target.device.type == "cuda":
         return Subject(job.target, job.step, job.features.capture, job.stream.batch(0))
     step = copy.copy(job.step)
@@ -81,6 +82,9 @@ def prove_export(job: Job, folder: RunFolder) -> str:
     tensors = {name: value.detach().cpu() for name, value in job.drafter.state_dict().items()}
     with TemporaryDirectory(prefix=".preflight-", dir=folder.root) as scratch:
         out = folder.root / scratch / "export"
-        publish_drafter(job.spec, tensors, job.provenance, out, job.recipe.export.format, job.target)
+        try:
+            publish_drafter(job.spec, tensors, job.provenance, out, job.recipe.export.format, job.target)
+        except RunError as error:
+            raise InputError(f"expected an export that reloads to the same logits, found: {error.what}") from error
         size_bytes = sum(file.stat().st_size for file in out.iterdir())
     return f"{job.recipe.export.format} folder of {size_bytes / 2**20:.1f} MiB reloads to the same logits"

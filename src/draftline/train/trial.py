@@ -44,10 +44,13 @@ def prove_masters(drafter: nn.Module, optimizer: Optimizer) -> str:
         if parameter.dtype != torch.float32:
             raise InputError(
                 f"{name}: expected a float32 master, found {str(parameter.dtype).removeprefix('torch.')}",
-                "likely a drafter cast as a whole: bfloat16 norms stay at 1.0 for ever, for a step of 6e-4 is rounded away",
+                "likely a drafter cast as a whole: bfloat16 norms stay at 1.0, for a step of 6e-4 is rounded away",
             )
         if not parameter.requires_grad or id(parameter) not in known:
-            raise InputError(f"{name}: expected a parameter that the optimizer steps, found one that it does not know")
+            raise InputError(
+                f"{name}: expected a parameter that the optimizer steps, found one that it does not know",
+                "likely a parameter frozen or made after the optimizer was",
+            )
     return f"{len(optimizer.parameters)} tensors, {sum(p.numel() for p in optimizer.parameters):,} float32 parameters"
 
 
