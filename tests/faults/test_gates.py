@@ -425,8 +425,9 @@ def test_a_target_that_is_not_finite(clean: Job, value: float, tmp_path: Path) -
 
 
 LLAMA3 = (
-    "{% for m in messages %}{{ '<|start_header_id|> ' + m['role'] + ' <|end_header_id|> ' + m['content'] + ' <|eot_id|> ' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|> assistant <|end_header_id|> ' }}{% endif %}"
+    "{% for m in messages %}{{ '<|start_header_id|> ' + m['role'] + ' <|end_header_id|> ' + m['content'] }}"
+    "{{ ' <|eot_id|> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|> assistant <|end_header_id|> ' }}{% endif %}"
 )
 NO_STOP = (
     "{% for m in messages %}{{ '<|im_start|> ' + m['role'] + ' ' + m['content'] + ' ' }}{% endfor %}"

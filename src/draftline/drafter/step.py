@@ -64,6 +64,11 @@ class DrafterStep:
         loss_sum.backward()
         return micro
 
+    def measure(self, batch: FeatureBatch) -> MicroStep:
+        """The sums of a micro-batch without a gradient left behind; a compiled step runs as it does in training."""
+        blocks = sample_blocks(batch.packed, self.anchors, self.seed)
+        return self.forward(batch, blocks.to(batch.taps.device))[1]
+
     def forward(self, batch: FeatureBatch, blocks: Blocks) -> tuple[Tensor, MicroStep]:
         packed = batch.packed
         stacked = np.stack([packed.ids, packed.loss_mask, packed.document, packed.position])  # one copy to the device

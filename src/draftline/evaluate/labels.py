@@ -69,7 +69,7 @@ def prove_labels(
     places = [place for place in map(locator(batch, documents), slots) if place is not None]
     wanted = sorted({slot.block for slot, _, _ in places})[:TEACHER_BLOCKS]
     with recorded(step, wanted) as told:
-        step.forward(batch, blocks.to(batch.taps.device))
+        step.measure(batch)
     label, supervised = torch.cat([t.label for t in told]), torch.cat([t.supervised for t in told])
     check_rule(label, supervised, slots)
     teacher = {block: logits for t in told for block, logits in t.teacher.items()}

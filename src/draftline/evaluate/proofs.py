@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from draftline.decode.models import CachedDrafter, CachedTarget
 from draftline.drafter.anchors import Blocks, sample_blocks
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import Drafter, uncompiled
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.export.provenance import PROVENANCE_NAME, read_provenance
@@ -138,7 +138,8 @@ def two_blocks(blocks: Blocks) -> list[tuple[int, int, int]]:
 def decoded_logits(target: Target, drafter: Drafter, text: list[int], anchors: Sequence[int]) -> Tensor:
     """Logits [2, B-1, V] of the decoding loop with the target's cache, at two anchors of a text, one after the
     other."""
-    verifier, proposer = CachedTarget(target, drafter.spec.target_layer_ids), CachedDrafter(drafter, target)
+    verifier = CachedTarget(target, drafter.spec.target_layer_ids)
+    proposer = CachedDrafter(uncompiled(drafter), target)
     logits, begin = [], 0
     for anchor in dict.fromkeys(anchors):
         _, features = verifier.forward(text[begin:anchor], logits_for=1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from draftline.decode.models import CachedDrafter
 from draftline.drafter.anchors import Blocks
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import Drafter, uncompiled
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.evaluate.proofs import decoding_limit, logits_of
@@ -99,7 +99,7 @@ def check_edges(step: DrafterStep, taps: Tensor, window: int) -> None:
 def check_decoding(step: DrafterStep, target: Target, taps: Tensor) -> None:
     anchor = step.drafter.spec.sliding_window + step.drafter.spec.block_size  # type: ignore[operator]
     trained = logits_of(target, states(step, taps, anchor)[1:].to(taps.dtype))
-    proposer = CachedDrafter(step.drafter, target)
+    proposer = CachedDrafter(uncompiled(step.drafter), target)
     decoded = proposer.forward(0, taps[:1, :anchor])
     error, limit = judged(target, trained, decoded), decoding_limit(target)
     if not error <= limit:

@@ -25,6 +25,7 @@ from draftline.train.job import Job, assemble, derived_facts
 from draftline.train.loop import Loop
 from draftline.train.preflight import preflight
 from draftline.train.publishing import export_checkpoint
+from draftline.train.watch import Watch
 
 
 def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
@@ -38,9 +39,8 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     foresee(job, folder)
     passed = preflight(job, folder, notices)
     with EventLog(folder.events) as log:
-        loop = Loop(
-            job, folder, log, Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
-        )
+        progress = Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
+        loop = Loop(job, folder, log, progress, Watch(job, folder, log, notices))
         resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
