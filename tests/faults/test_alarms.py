@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -14,11 +15,13 @@ import pytest
 import torch
 from jobs import job_in
 from rich.console import Console
-from test_gates import answers_fed, sees
+from test_gates import answers_fed, forgetful_decoding
 
+from builders import open_target, save_target
 from command import draftline_here
 from draftline.drafter.step import DrafterStep, MicroStep
 from draftline.errors import RunError
+from draftline.evaluate.check import answered, prompt_ids
 from draftline.monitor.alarms import TAU_LEAST_STEPS, WINDOW, Alarms, RunFacts
 from draftline.monitor.events import Alarm, Evaluation, EventLog, Step, read_events
 from draftline.monitor.notices import Notices
@@ -31,6 +34,7 @@ from draftline.train.watch import Watch, documents_of_step
 from runs import write_recipe
 
 Patch = pytest.MonkeyPatch
+CURVES = Path(__file__).parent / "curves"
 MANY = {"epochs": 200, "max_steps": 60, "checkpoint_every": 1000}
 
 
@@ -43,7 +47,8 @@ def train_here(job: Job, home: Path, steps: int | None = None) -> tuple[list[Any
         watch = Watch(job, folder, log, Notices(console))
         loop = Loop(job, folder, log, Progress("train", job.total_steps, console=console, every=1000), watch)
         try:
-            loop.run()
+            with loop.progress:
+                loop.run()
         except RunError as error:
             ended = error
     events = [logged.event for logged in read_events(folder.events).events]
@@ -94,7 +99,7 @@ def test_steps_that_are_not_finite_are_not_taken_and_their_rows_written(tmp_path
     job = diverging(job_in(tmp_path, train=MANY | {"max_skipped_steps": 1}))
     events, shown, ended = train_here(job, tmp_path)
     assert [alarm.name for alarm in alarms_in(events)] == ["not-finite", "rows-lost", "not-finite"]
-    assert [event.report.step for event in events if isinstance(event, Step)] == [0, 1, 3, 4]  # 2 and 5 were not taken
+    assert [event.report.step for event in events if isinstance(event, Step)] == [0, 1, 3, 4, 6]  # judged one step late
     assert ended is not None and "2 steps had a loss or gradient that is not finite" in str(ended)
     assert all(torch.isfinite(value).all() for value in job.drafter.state_dict().values())
     rows = [json.loads(line) for line in (tmp_path / "out" / "not_finite_rows.jsonl").read_text().splitlines()]
@@ -196,15 +201,60 @@ def test_every_alarm_speaks_once_but_for_steps_not_taken() -> None:
     assert leaky == [(19, "leak")]
 
 
-def test_training_that_sees_what_decoding_does_not(tmp_path: Path) -> None:
-    """Blocks that see the tokens behind their anchor, in training only: proxy tau leaves tau behind."""
-    job = job_in(
-        tmp_path, train=MANY | {"max_steps": 150}, eval={"every": 50, "every_prompts": 8}, optim={"lr": 1.0e-2}
+def by_heart(home: Path) -> Job:
+    """A target's own answers to a few prompts, learned by heart; decoded with every 40 steps."""
+    target = open_target(save_target(home / "target", seed=3, tie_word_embeddings=False, vocab_size=19))
+    conversations = answered(target, prompt_ids(target))
+    rows = [
+        {"messages": [*c.messages[:1], {"role": "assistant", "content": "w0"}], "answer_ids": c.answer_ids,
+         "finished": c.finished} for c in conversations
+    ]  # fmt: skip
+    (home / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return job_in(
+        home,
+        data={"sequence_length": 64},
+        loss={"kind": "ce", "weights": "exponential"},
+        optim={"lr": 1.0e-2},
+        train={"epochs": 160, "rows_per_step": 4, "max_steps": 120, "anchors": 24, "checkpoint_every": 1000},
+        eval={"every": 40},
     )
-    with pytest.MonkeyPatch.context() as patch:
-        leaky = sees(lambda own, b: own.p > b.anchor[..., None])(job, patch)
-        events, _, _ = train_here(leaky, tmp_path)
-    assert "tau-apart" in [alarm.name for alarm in alarms_in(events)]
+
+
+def test_decoding_that_is_not_what_training_was(tmp_path: Path) -> None:
+    """A decoding loop that forgets features, and the same run with a right one beside it."""
+    for name, forgets in (("right", False), ("wrong", True)):
+        job = by_heart(tmp_path / name)
+        with pytest.MonkeyPatch.context() as patch:
+            events, _, _ = train_here(forgetful_decoding(job, patch) if forgets else job, tmp_path / name)
+        names = [alarm.name for alarm in alarms_in(events)]
+        taus = [event.report.tau for event in events if isinstance(event, Evaluation)]
+        assert names == (["tau-apart"] if forgets else []), (names, taus)
+        assert (taus[-1] > 4) != forgets
+
+
+def curve(name: str) -> list[StepReport]:
+    with (CURVES / f"{name}.csv").open() as file:
+        return [
+            report(
+                int(row["step"]), loss=float(row["loss"]), supervised_tokens=int(row["supervised_tokens"]),
+                slot_accuracy=(float(row["first_slot"]), 0.0, float(row["last_slot"])),
+            ) for row in csv.DictReader(file)
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "expected"),
+    [
+        ("quickstart", RunFacts(400, 23_621, 0.2, 3), []),
+        ("smollm2_by_heart", RunFacts(200, 233, 0.2, 3), []),
+        ("race", RunFacts(3356, 1_000_000, 0.2, 3), []),
+        ("quickstart_answers_in_context", RunFacts(400, 23_621, 0.2, 3), ["leak"]),
+    ],
+)
+def test_recorded_runs(name: str, facts: RunFacts, expected: list[str]) -> None:
+    """Real runs, the last one with the fault of `sees(p > a)` put in: what the thresholds were taken from."""
+    reports = curve(name)
+    assert [alarm for _, alarm in fed(facts, len(reports), lambda step: reports[step])] == expected
 
 
 def test_the_verb_says_what_preflight_found_and_stops_on_an_alarm(tmp_path: Path) -> None:

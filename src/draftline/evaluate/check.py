@@ -37,6 +37,7 @@ QUESTIONS = (
     "Name three colours.",
 )
 ANSWER_TOKENS = 32
+LEAST_ANSWER_TOKENS = 6
 ANCHORS = 16  # blocks in a row
 LOSS = LossKind("kl", "dpace", None, 0.5)  # one that needs the teacher's logits, so that they are proven too
 
@@ -60,7 +61,7 @@ def check(target: str, draft: Path | None) -> None:
         drafter = open_drafter(draft, loaded, gates)
     notices.section("proofs on the target's own answers" + ("" if draft else ", with an untrained drafter"))
     conversations = answered(loaded, prompts)
-    stream = render(loaded, conversations)
+    stream = gates.through(Gate("rows", lambda: render(loaded, conversations), rows_figure))
     samples = [Sample(conversation, number) for number, conversation in enumerate(conversations)]
     gates.all(data_gates(loaded, stream, samples))
     subject = subject_of(loaded, drafter, stream)
@@ -108,12 +109,15 @@ def prompt_ids(target: Target) -> list[list[int]]:
 
 
 def answered(target: Target, prompts: list[list[int]]) -> list[Conversation]:
-    """The questions with the target's own greedy answers."""
+    """The questions with the target's own greedy answers; one too short to prove anything, or of ids that the
+    tokenizer does not know (a target with random weights), is stood in for by the question's own tokens."""
     generate = Generator(target, ANSWER_TOKENS, batch_size=len(prompts))
     answers = {index: (ids, finished) for index, ids, finished in generate(prompts)}
     conversations = []
     for number, question in enumerate(QUESTIONS):
         ids, finished = answers[number]
+        if len(ids) < LEAST_ANSWER_TOKENS or max(ids) >= len(target.tokenizer):
+            ids, finished = prompts[number][-ANSWER_TOKENS:], False
         said = {"role": "assistant", "content": str(target.tokenizer.decode(ids, skip_special_tokens=True))}
         where = f"question {number + 1}"
         conversations.append(Conversation((user(question), said), where, answer_ids=tuple(ids), finished=finished))
@@ -161,6 +165,10 @@ def target_figure(target: Target) -> str:
 
 def prompts_figure(prompts: list[list[int]]) -> str:
     return f"{len(prompts)} questions of {', '.join(str(len(ids)) for ids in prompts)} tokens"
+
+
+def rows_figure(stream: RowStream) -> str:
+    return f"{len(stream.lengths)} of {', '.join(map(str, stream.lengths))} tokens, by the target's chat template"
 
 
 def shape_figure(spec: DrafterSpec) -> str:
