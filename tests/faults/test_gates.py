@@ -196,15 +196,14 @@ def across_blocks(job: Job, patch: Patch) -> Job:
 
 
 class AnswersFed(DrafterStep):
-    """Real tokens where the mask token belongs."""
+    """Real tokens where the mask token belongs, unless every token has a block."""
 
-    def hidden(self, taps: Tensor, ids: Tensor, position: Tensor, blocks: Any) -> Tensor:
+    def slot_embeds(self, ids: Tensor, blocks: Any, dtype: torch.dtype) -> Tensor:
+        right = super().slot_embeds(ids, blocks, dtype)
+        if not blocks.start.any() and ids.shape[1] == blocks.anchor.shape[1]:  # the embedding gate's own question
+            return right
         at = (blocks.anchor[..., None] + torch.arange(self.drafter.spec.block_size)).clamp(max=ids.shape[1] - 1)
-        self.truth = self.embedding(ids.gather(1, at.flatten(1))).unflatten(1, at.shape[1:])
-        return super().hidden(taps, ids, position, blocks)
-
-    def block_embeds(self, anchor_ids: Tensor) -> Tensor:
-        return self.truth if anchor_ids.dim() == 2 and "truth" in vars(self) else super().block_embeds(anchor_ids)
+        return self.embedding(ids.gather(1, at.flatten(1))).unflatten(1, at.shape[1:])
 
 
 def answers_fed(job: Job, patch: Patch) -> Job:

@@ -148,15 +148,6 @@ class Drafter(nn.Module):
         return angle.cos() * self.rope_scale, angle.sin() * self.rope_scale
 
 
-def uncompiled(drafter: Drafter) -> Drafter:
-    """The same weights, not copied, in modules that nothing has compiled: decoding's shapes change with every call."""
-    with torch.device("meta"):
-        plain = Drafter(drafter.spec)
-    plain.load_state_dict(drafter.state_dict(), assign=True)
-    plain.inv_freq, plain.rope_scale = drafter.inv_freq, drafter.rope_scale
-    return plain.eval().requires_grad_(False)
-
-
 Rope = tuple[Tensor, Tensor]  # cos and sin, float32 [R, L, 1, rotary dimensions]
 
 

@@ -68,9 +68,9 @@ class DrafterStep:
         return micro
 
     def measure(self, batch: FeatureBatch) -> MicroStep:
-        """The sums of a micro-batch without a gradient left behind; a compiled step runs as it does in training."""
-        blocks = sample_blocks(batch.packed, self.anchors, self.seed)
-        return self.forward(batch, blocks.to(batch.taps.device))[1]
+        """The sums of a micro-batch, and no gradient."""
+        with torch.no_grad():
+            return self.forward(batch, sample_blocks(batch.packed, self.anchors, self.seed))[1]
 
     def forward(self, batch: FeatureBatch, blocks: Blocks) -> tuple[Tensor, MicroStep]:
         """(undivided loss sum, the step's sums) of blocks on the host; differentiable where the plain model runs."""

@@ -1,9 +1,9 @@
-"""What the loss is told: labels, which slots count, and the teacher's logits, as they reach it (SPEC 5)."""
+"""What the loss is told: labels, which slots count, and the teacher's logits, from the step's own preparation (SPEC
+5)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,49 +12,15 @@ import torch
 from torch import Tensor
 
 from draftline.drafter.anchors import Blocks, sample_blocks
-from draftline.drafter.losses import LossKind
-from draftline.drafter.step import DrafterStep
+from draftline.drafter.step import DrafterStep, place
 from draftline.errors import InputError
+from draftline.evaluate.proofs import logits_of
 from draftline.records import FeatureBatch
 from draftline.target.load import Target
 from draftline.target.parts import LOGIT_TOLERANCE
 from draftline.target.proofs import Document, OwnOutputs, judged, token_errors
 
-Chunk = tuple[Tensor, Tensor, Tensor, Tensor]
 TEACHER_BLOCKS = 16  # whose teacher logits are compared
-
-
-@dataclass(frozen=True)
-class Told:
-    """What reached the loss, all chunks together, on the host."""
-
-    label: Tensor  # int64 [m, K]
-    supervised: Tensor  # bool [m, K]
-    teacher: dict[int, Tensor]  # float32 [K, V] of the wanted blocks, by their number in the batch
-
-
-@contextmanager
-def recorded(step: DrafterStep, wanted: Sequence[int]) -> Iterator[list[Told]]:
-    """While open, every chunk of the loss leaves what it was given; teacher logits of the wanted blocks only, since
-    those of a whole batch may take more memory than there is."""
-    plain, told = step.chunk_loss, list[Told]()
-
-    def record(
-        logits: Tensor, teacher_logits: Tensor | None, label: Tensor, supervised: Tensor, kind: LossKind
-    ) -> Chunk:
-        begin = sum(len(chunk.label) for chunk in told)
-        kept = {}
-        if teacher_logits is not None:
-            mine = [block for block in wanted if begin <= block < begin + len(label)]
-            kept = {block: teacher_logits[block - begin].float().cpu() for block in mine}
-        told.append(Told(label.cpu(), supervised.cpu(), kept))
-        return plain(logits, teacher_logits, label, supervised, kind)
-
-    step.chunk_loss = record
-    try:
-        yield told
-    finally:
-        step.chunk_loss = plain
 
 
 def prove_labels(
@@ -66,15 +32,15 @@ def prove_labels(
     """
     blocks = sample_blocks(batch.packed, step.anchors, step.seed)
     slots = list(rule(batch, blocks, step.drafter.spec.block_size))
-    places = [place for place in map(locator(batch, documents), slots) if place is not None]
+    places = [found for found in map(locator(batch, documents), slots) if found is not None]
     wanted = sorted({slot.block for slot, _, _ in places})[:TEACHER_BLOCKS]
-    with recorded(step, wanted) as told:
-        step.measure(batch)
-    label, supervised = torch.cat([t.label for t in told]), torch.cat([t.supervised for t in told])
+    placed = place(batch, blocks, step.drafter.spec.block_size)
+    label, supervised = (values.flatten(0, 1).cpu() for values in (placed.slots.label, placed.slots.supervised))
     check_rule(label, supervised, slots)
-    teacher = {block: logits for t in told for block, logits in t.teacher.items()}
+    states = step.teacher(batch, placed)
+    teacher = {} if states is None else {block: logits_of(target, states[block]).cpu() for block in wanted}
     if teacher:
-        check_teacher(target, teacher, [place for place in places if place[0].block in teacher], own)
+        check_teacher(target, teacher, [found for found in places if found[0].block in teacher], own)
     shares = agreement(label, places, own)
     return f"x_(a+k) in {len(slots):,} slots; the target says the slot's own in {shares[1]:.0%}, neighbours' in " + (
         f"{shares[0]:.0%} and {shares[2]:.0%}"
@@ -139,14 +105,14 @@ def locator(batch: FeatureBatch, documents: Sequence[Document]) -> Any:
     for number, document in enumerate(documents):
         first.setdefault(tuple(document.ids), number)
 
-    def place(slot: Slot) -> Place | None:
+    def locate(slot: Slot) -> Place | None:
         inside = int(packed.position[slot.row, slot.position])
         start = slot.position - inside
         same = np.flatnonzero(packed.document[slot.row] == packed.document[slot.row, slot.position])
         number = first.get(tuple(packed.ids[slot.row, start : int(same[-1]) + 1].tolist()))
         return None if number is None else (slot, number, inside)
 
-    return place
+    return locate
 
 
 def check_teacher(

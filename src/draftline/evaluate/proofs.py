@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from draftline.decode.models import CachedDrafter, CachedTarget
 from draftline.drafter.anchors import Blocks, sample_blocks
-from draftline.drafter.model import Drafter, uncompiled
+from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.export.provenance import PROVENANCE_NAME, read_provenance
@@ -83,7 +83,9 @@ def prove_embedding(target: Target, step: DrafterStep) -> float:
     mask_id = step.drafter.spec.mask_token_id
     ids = sorted({mask_id, *target.stop_ids, *range(0, target.parts.vocab_size, 1 + target.parts.vocab_size // 16)})
     given = own_outputs(target, ids).first_input
-    slots = step.block_embeds(torch.tensor([ids], device=target.device))[0]  # [n, B, d]
+    anchor = torch.arange(len(ids), device=target.device)[None]  # a block at every token
+    blocks = Blocks(anchor, torch.zeros_like(anchor), torch.ones_like(anchor, dtype=torch.bool))
+    slots = step.slot_embeds(torch.tensor([ids], device=target.device), blocks, given.dtype)[0]  # [n, B, d]
     found = torch.cat([slots[:, 0], slots[:1, 1]])
     error = judged(target, found.float(), torch.cat([given, given[ids.index(mask_id)][None]]).float())
     if not error <= LOGIT_TOLERANCE[target.dtype]:
@@ -139,7 +141,7 @@ def decoded_logits(target: Target, drafter: Drafter, text: list[int], anchors: S
     """Logits [2, B-1, V] of the decoding loop with the target's cache, at two anchors of a text, one after the
     other."""
     verifier = CachedTarget(target, drafter.spec.target_layer_ids)
-    proposer = CachedDrafter(uncompiled(drafter), target)
+    proposer = CachedDrafter(drafter, target)
     logits, begin = [], 0
     for anchor in dict.fromkeys(anchors):
         _, features = verifier.forward(text[begin:anchor], logits_for=1)

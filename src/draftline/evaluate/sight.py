@@ -1,8 +1,8 @@
 """What a block can see, proven on the step that trains: change what must be invisible, and its states must stay (SPEC
 3).
 
-Each proof runs the step's own forward (compiled, with the training's shapes, where it is) twice and compares one block
-of every row, the one with the shortest context: a single position weighs most there.
+Each proof runs the step's own forward (fused on CUDA, with the training's shapes) and compares one block of every row,
+the one with the shortest context: a single position weighs most there.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class Sight:
         return document == document.gather(1, self.anchor)
 
     def states(self, taps: Tensor, ids: Tensor) -> Tensor:
-        """The watched blocks' states [R, B, d]. With gradients on, as in training: without them a compiled step would
-        compile once more."""
+        """The watched blocks' states [R, B, d]."""
         hidden = self.step.hidden(taps, ids, self.position, self.blocks).detach()
         rows = torch.arange(len(hidden), device=self.device)
         return hidden[rows, self.probe][self.has_probe].float()

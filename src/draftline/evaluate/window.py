@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from draftline.decode.models import CachedDrafter
 from draftline.drafter.anchors import Blocks
-from draftline.drafter.model import Drafter, uncompiled
-from draftline.drafter.step import DrafterStep
+from draftline.drafter.model import Drafter
+from draftline.drafter.step import DrafterStep, fused_drafter
 from draftline.errors import InputError
 from draftline.evaluate.proofs import decoding_limit, logits_of
 from draftline.records import FeatureBatch
@@ -23,7 +23,6 @@ def prove_window(step: DrafterStep, target: Target, batch: FeatureBatch) -> str:
     """Slot j of a sliding layer sees context p exactly where p > a + j - W, in the training forward; and the decoding
     loop, which masks on its own, gives the same logits.
 
-    A fused step needs the training's shape: there a window longer than its rows is never met, and that is said.
     """
     spec = step.drafter.spec
     sliding = [layer for layer in range(spec.num_hidden_layers) if spec.window(layer) is not None]
@@ -31,10 +30,7 @@ def prove_window(step: DrafterStep, target: Target, batch: FeatureBatch) -> str:
     assert window is not None
     if not sliding:
         raise InputError(f"sliding_window {window}: expected a layer that uses it, found none", "likely layer_types")
-    length = batch.taps.shape[1] if batch.taps.is_cuda else window + 3 * spec.block_size
-    if window + spec.block_size >= length:
-        return f"{window} tokens, which rows of {length} never reach"
-    taps = features(batch, length)
+    taps = features(batch, window + 3 * spec.block_size)
     for layer in sliding:
         check_edges(one_layer(step, layer), taps, window)
     check_decoding(step, target, taps)
@@ -56,6 +52,7 @@ def one_layer(step: DrafterStep, layer: int) -> DrafterStep:
     alone.spec = spec
     single = copy.copy(step)
     single.drafter = alone
+    single.fused = None if step.fused is None else fused_drafter(alone, step.head.dtype)
     return single
 
 
@@ -99,7 +96,7 @@ def check_edges(step: DrafterStep, taps: Tensor, window: int) -> None:
 def check_decoding(step: DrafterStep, target: Target, taps: Tensor) -> None:
     anchor = step.drafter.spec.sliding_window + step.drafter.spec.block_size  # type: ignore[operator]
     trained = logits_of(target, states(step, taps, anchor)[1:].to(taps.dtype))
-    proposer = CachedDrafter(uncompiled(step.drafter), target)
+    proposer = CachedDrafter(step.drafter, target)
     decoded = proposer.forward(0, taps[:1, :anchor])
     error, limit = judged(target, trained, decoded), decoding_limit(target)
     if not error <= limit:

@@ -60,23 +60,24 @@ def predict(job: Job) -> Footprint:
 
 
 def layer_bytes(job: Job) -> int:
-    """Kept by one layer for its backward. Of each of the Q = N B block slots a row: six states of width d, three of the
-    FFN's width, queries and keys before and after their norm and rotation; of each context position keys and values.
+    """Kept by one layer for its backward. On CUDA what `drafter/fused.py` keeps: of each of the Q = N B block slots a
+    row two states of width d, two of the FFN's width, queries and their output, keys and values; of each context
+    position keys and values.
 
-    That is what a compiled layer keeps. With masters, gradients and a chunk of logits it makes 18.3 GiB for the step of a
-    Qwen3-8B drafter (512 blocks of 16, S 4,096); docs/LOG.md has 18.7 measured on an H200. A plain one (CPU) also keeps the fp32 steps of norms and rotations, and its dense
-    attention's weights over [context ; block], three copies of them.
+    The plain model (CPU) keeps under autograd six states of width d, three of the FFN's, queries and keys three times,
+    the fp32 steps of norms and rotations, and its attention's weights over [context ; block], three copies of them.
     """
     spec, train = job.spec, job.recipe.train
     rows, length, size = train.rows_per_micro_batch, job.recipe.data.sequence_length, job.target.dtype.itemsize
     slots = rows * job.step.anchors * spec.block_size
     heads, kv_heads = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
-    per_slot = size * (6 * spec.hidden_size + 3 * spec.intermediate_size + 3 * (heads + kv_heads))
-    per_position = size * 3 * 2 * kv_heads
+    per_slot = size * 2 * (spec.hidden_size + spec.intermediate_size + heads + kv_heads)
+    per_position = size * 2 * kv_heads
     if job.target.device.type == "cpu":
+        per_slot = size * (6 * spec.hidden_size + 3 * spec.intermediate_size + 3 * (heads + kv_heads))
         per_slot += FP32 * (4 * spec.hidden_size + 3 * (heads + kv_heads))
         per_slot += FP32 * 3 * spec.num_attention_heads * (length + spec.block_size)
-        per_position += FP32 * 3 * 2 * kv_heads
+        per_position = (size + FP32) * 3 * 2 * kv_heads
     return slots * per_slot + rows * length * per_position
 
 

@@ -55,9 +55,8 @@ def gates_of(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
 
 
 def subject_of(job: Job) -> Subject:
-    """On CUDA the compiled step with the training's own first batch, so that nothing compiles twice and what is proven
-    is what runs. Elsewhere the same step on a few short documents: nothing is compiled there, and a full batch of a
-    real model would take minutes."""
+    """On CUDA the fused step with the training's own first batch: what is proven is what runs. Elsewhere the plain step
+    on a few short documents, for a full batch of a real model would take minutes."""
     if job.target.device.type == "cuda":
         return Subject(job.target, job.step, job.features.capture, job.stream.batch(0))
     step = copy.copy(job.step)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from draftline.data.stream import RowStream
-from draftline.drafter.model import uncompiled
 from draftline.evaluate.decoding import DecodingTask, Measured, measure
 from draftline.monitor.alarms import Alarms, RunFacts, is_finite
 from draftline.monitor.events import Alarm, Evaluation, EventLog
@@ -83,7 +82,7 @@ class Watch:
             "training prompts", self.prompts, job.recipe.eval.every_new_tokens, 0.0,
             job.recipe.data.template_kwargs.get("enable_thinking"), compare_plain=False,
         )  # fmt: skip
-        measured = measure(job.target, uncompiled(job.drafter), task, lambda _answer: None)
+        measured = measure(job.target, job.drafter, task, lambda _answer: None)
         report = replace(measured.report, trained_steps=step)
         self.shown = {"tau": report.tau}
         self.log.write(Evaluation(report))
@@ -92,29 +91,17 @@ class Watch:
             self.raise_all(self.alarms.decoded(step, report.tau, proxy, report.verify_steps))
 
     def proxy_tau(self, measured: Measured) -> float:
-        """The training forward's proxy tau on decoded answers, over all their anchors: it should be their tau.
-
-        On CUDA in batches of the training's shape, so that nothing compiles anew.
-        """
+        """The training forward's proxy tau on decoded answers, over all their anchors: it should be their tau."""
         job, step = self.job, copy.copy(self.job.step)
         rows = [
             answer_row(prompt, answer.ids) for prompt, answer in zip(self.prompts, measured.answers, strict=True)
             if len(answer.ids) > 1
         ]  # fmt: skip
-        length, count = max(len(row.ids) for row in rows), len(rows)
-        if job.target.device.type == "cuda":
-            length, count = job.recipe.data.sequence_length, job.recipe.train.rows_per_micro_batch
-        else:
-            step.anchors = job.recipe.eval.every_new_tokens
-        rows = [TokenRow(row.ids[:length], row.loss_mask[:length], row.where) for row in rows]
-        stream = RowStream(rows, length, count, seed=0, epochs=1)
+        step.anchors = job.recipe.eval.every_new_tokens
+        stream = RowStream(rows, max(len(row.ids) for row in rows), len(rows), seed=0, epochs=1)
         capture = FeatureCapture(job.target, job.spec.target_layer_ids, step.loss.needs_final)
-        sums = torch.zeros(2, dtype=torch.float64)
-        for index in range(len(stream)):
-            batch = capture(stream.batch(index))
-            micro = step.measure(batch)
-            sums += torch.stack([micro.committed, micro.verify_steps]).double().cpu()
-        return float(sums[0] / sums[1])
+        micro = step.measure(capture(stream.batch(0)))
+        return float(micro.committed / micro.verify_steps)
 
     def write_rows(self, step: int) -> str:
         """Append the documents of a step to RUN/not_finite_rows.jsonl; its path."""
