@@ -25,7 +25,7 @@ LEAST_FOREIGN_CHARS = 12  # shorter texts of others ("yes") turn up in answers b
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Example:
     """A conversation and the number of one of its documents in the stream."""
 
     conversation: Conversation
@@ -56,16 +56,16 @@ def prove_supervision(stream: RowStream) -> str:
 
 
 def prove_template(
-    tokenizer: PreTrainedTokenizerBase, stream: RowStream, samples: Sequence[Sample], stop_ids: frozenset[int]
+    tokenizer: PreTrainedTokenizerBase, stream: RowStream, examples: Sequence[Example], stop_ids: frozenset[int]
 ) -> str:
     """Control tokens that the template writes are tokens of this tokenizer, and finished answers end with a stop
     token."""
     unknown = set(CONTROL_LOOK.findall(str(tokenizer.chat_template))) - set(tokenizer.get_vocab())
     finished, ended = 0, 0
-    for sample in samples:
-        row = row_of(stream, sample.document)
+    for example in examples:
+        row = row_of(stream, example.document)
         refuse_spelt_controls(tokenizer, row, unknown)
-        if sample.conversation.finished and len(row.ids) < stream.row_length:  # neither of the two cuts
+        if example.conversation.finished and len(row.ids) < stream.row_length:  # neither of the two cuts
             finished += 1
             ended += any(int(row.ids[run.stop - 1]) in stop_ids for run in trained_runs(row))
     if finished and not ended:
@@ -100,16 +100,16 @@ def trained_runs(row: TokenRow) -> Iterator[slice]:
         yield slice(int(start), int(stop))
 
 
-def prove_loss_mask(tokenizer: PreTrainedTokenizerBase, stream: RowStream, samples: Sequence[Sample]) -> str:
+def prove_loss_mask(tokenizer: PreTrainedTokenizerBase, stream: RowStream, examples: Sequence[Example]) -> str:
     """Trained tokens, decoded, are the assistant's own text, whole or cut at its end; where the row carries generated
     ids they are those."""
     tokens = 0
-    for sample in samples:
-        row = row_of(stream, sample.document)
+    for example in examples:
+        row = row_of(stream, example.document)
         for run in trained_runs(row):
-            check_run(tokenizer, row, run, sample.conversation)
+            check_run(tokenizer, row, run, example.conversation)
             tokens += run.stop - run.start
-    return f"{tokens:,} trained tokens of {len(samples)} rows spell the assistant's own text"
+    return f"{tokens:,} trained tokens of {len(examples)} rows spell the assistant's own text"
 
 
 def check_run(tokenizer: PreTrainedTokenizerBase, row: TokenRow, run: slice, conversation: Conversation) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from draftline.config import DrafterSection, TargetSection
 from draftline.data.chat import ChatRenderer
 from draftline.data.excerpt import excerpt
-from draftline.data.proofs import Sample
+from draftline.data.proofs import Example
 from draftline.data.rendering import render_conversations
 from draftline.data.stream import RowStream
 from draftline.data.template import Unusable
@@ -62,8 +62,8 @@ def check(target: str, draft: Path | None) -> None:
     notices.section("proofs on the target's own answers" + ("" if draft else ", with an untrained drafter"))
     conversations = answered(loaded, prompts)
     stream = gates.through(Gate("rows", lambda: render(loaded, conversations), rows_figure))
-    samples = [Sample(conversation, number) for number, conversation in enumerate(conversations)]
-    gates.all(data_gates(loaded, stream, samples))
+    examples = [Example(conversation, number) for number, conversation in enumerate(conversations)]
+    gates.all(data_gates(loaded, stream, examples))
     subject = subject_of(loaded, drafter, stream)
     gates.all(target_gates(subject))
     gates.all(drafter_gates(subject))

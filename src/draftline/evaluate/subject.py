@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from draftline.data.proofs import Sample, prove_loss_mask, prove_supervision, prove_template
+from draftline.data.proofs import Example, prove_loss_mask, prove_supervision, prove_template
 from draftline.data.stream import RowStream
 from draftline.drafter.step import DrafterStep
 from draftline.evaluate.gates import Gate, relative_figure
@@ -77,18 +77,20 @@ def single(packed: PackedBatch, ids: Sequence[int]) -> PackedBatch:
     return PackedBatch(packed.index, *(values.reshape(-1)[start : start + len(ids)][None] for values in fields))
 
 
-def data_gates(target: Target, stream: RowStream, samples: Sequence[Sample]) -> Iterator[Gate[str]]:
+def data_gates(target: Target, stream: RowStream, examples: Sequence[Example]) -> Iterator[Gate[str]]:
     """Whether the rows are what the target is prompted with and says."""
     yield Gate("supervision", lambda: prove_supervision(stream))
-    if samples:
-        yield Gate("loss mask", lambda: prove_loss_mask(target.tokenizer, stream, samples))
-        yield Gate("template", lambda: prove_template(target.tokenizer, stream, samples, target.stop_ids))
+    if examples:
+        yield Gate("loss mask", lambda: prove_loss_mask(target.tokenizer, stream, examples))
+        yield Gate("template", lambda: prove_template(target.tokenizer, stream, examples, target.stop_ids))
 
 
 def target_gates(subject: Subject) -> Iterator[Gate[Any]]:
     """Whether the features are the target's own."""
     target, taps = subject.target, subject.spec.target_layer_ids
     yield Gate("mask token", lambda: prove_mask(subject.spec, target))
+    if not target.has_layers:  # features from files, proven when they were made; nothing can be run beside them
+        return
     yield Gate("taps", lambda: prove_taps(target, taps, subject.alone[0], subject.own[0]), relative_figure)
     yield Gate(
         "features",
@@ -112,5 +114,9 @@ def drafter_gates(subject: Subject) -> Iterator[Gate[Any]]:
     yield Gate("other documents", sight.prove_other_documents)
     if subject.spec.sliding_window is not None:
         yield Gate("window", lambda: prove_window(step, subject.target, batch))
-    yield Gate("labels", lambda: prove_labels(subject.target, step, batch, subject.documents, subject.own))
+    own = (lambda: subject.own) if subject.target.has_layers else (lambda: [])
+    documents = (lambda: subject.documents) if subject.target.has_layers else (lambda: [])
+    yield Gate("labels", lambda: prove_labels(subject.target, step, batch, documents(), own()))
+    if not subject.target.has_layers:
+        return
     yield Gate("decoding logits", lambda: prove_decoding_logits(subject.target, step, batch), relative_figure)

@@ -45,7 +45,7 @@ def preflight(job: Job, folder: RunFolder, notices: Notices) -> Preflight:
 def gates_of(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
     yield Gate("disk", lambda: prove_disk(job, folder))
     yield Gate("memory", lambda: prove_memory(job))
-    yield from data_gates(job.target, job.stream, job.samples)
+    yield from data_gates(job.target, job.stream, job.examples)
     subject = subject_of(job)
     yield from target_gates(subject)
     yield Gate("masters", lambda: prove_masters(job.drafter, job.optimizer))
@@ -68,7 +68,7 @@ def show_rows(job: Job, notices: Notices) -> None:
     """Two rows as they are trained on, for a person's eyes: nobody else can tell that these are the right data."""
     styled = notices.console.is_terminal
     mark = "green" if styled else f"between {TRAINED_OPEN} and {TRAINED_CLOSE}"
-    chosen = sorted({sample.document for sample in job.samples})
+    chosen = sorted({example.document for example in job.examples})
     chosen = [*chosen[:1], *chosen[1:][-1:]] if chosen else list(range(min(SHOWN_ROWS, len(job.stream.lengths))))
     for document in chosen:
         row = row_of(job.stream, document)

@@ -40,12 +40,16 @@ class Watch:
                 max_skipped_steps=recipe.train.max_skipped_steps,
             )
         )
-        self.prompts = answer_prompts(job.stream, recipe.eval.every_prompts) if recipe.eval.every else []
+        self.prompts = answer_prompts(job.stream, recipe.eval.every_prompts) if self.can_decode() else []
         self.ended: str | None = None
         self.shown: dict[str, float] = {}  # numbers for the progress line
         self.marks = samples_of(job)
         self.marked_step = 0
         self.rate = 0.0
+
+    def can_decode(self) -> bool:
+        """Not where features come from files, and the target has no layers to run."""
+        return bool(self.job.recipe.eval.every) and self.job.target.has_layers
 
     def is_due(self, step: int) -> bool:
         """Whether `look` wants to be called now that so many steps are done."""
