@@ -25,7 +25,7 @@ from draftline.drafter.attention import DenseAttention
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
 from draftline.target import capture as capture_module
-from draftline.target.capture import FeatureCapture, FlatFeatures
+from draftline.target.capture import SHARED_FORWARD_TOKENS, FeatureCapture, FlatFeatures
 from draftline.train.job import Job
 
 Patch = pytest.MonkeyPatch
@@ -96,7 +96,7 @@ class Spoilt(FeatureCapture):
     """A capture of the job's own kind, to be spoilt."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__(job.target, job.spec.target_layer_ids, job.step.loss.needs_final)
+        super().__init__(job.target, job.spec.target_layer_ids, job.step.loss.needs_final, SHARED_FORWARD_TOKENS)
 
 
 def with_capture(job: Job, capture: FeatureCapture) -> Job:

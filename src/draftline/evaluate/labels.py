@@ -41,6 +41,8 @@ def prove_labels(
     teacher = {} if states is None else {block: logits_of(target, states[block]).cpu() for block in wanted}
     if teacher:
         check_teacher(target, teacher, [found for found in places if found[0].block in teacher], own)
+    if not places:
+        return f"x_(a+k) in {len(slots):,} slots"
     shares = agreement(label, places, own)
     return f"x_(a+k) in {len(slots):,} slots; the target says the slot's own in {shares[1]:.0%}, neighbours' in " + (
         f"{shares[0]:.0%} and {shares[2]:.0%}"

@@ -33,9 +33,9 @@ def prove_rope(drafter: Drafter, target: Target) -> str:
             "rope_parameters",
         )
     stated = f"base {expected['rope_theta']:g}, {expected['rope_type']}"
-    own = own_tables(target)
+    own = own_tables(target) if target.has_layers else None
     if own is None:
-        return f"{stated}; by its parameters, for the target has no rotary module"
+        return f"{stated}; by its parameters, for there is no rotary module to ask"
     return f"{stated}, {compare(drafter, target, own)}"
 
 
