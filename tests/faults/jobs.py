@@ -66,7 +66,7 @@ def phi_job(home: Path) -> Job:
 
 def with_drafter(job: Job, drafter: Any) -> Job:
     """The job with another drafter in its step and optimizer."""
-    step = type(job.step)(drafter, job.step.embedding, job.step.head, job.step.loss, job.step.anchors, job.step.seed)
+    step = type(job.step)(drafter, job.step.embed, job.step.head, job.step.loss, job.step.anchors, job.step.seed)
     optimizer = Optimizer(drafter, job.recipe.optim, job.total_steps)
     return replace(job, drafter=drafter, step=step, optimizer=optimizer, spec=drafter.spec)
 

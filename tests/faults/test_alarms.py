@@ -92,7 +92,7 @@ class Diverging(DrafterStep):
 
 def diverging(job: Job) -> Job:
     old = job.step
-    return replace(job, step=Diverging(old.drafter, old.embedding, old.head, old.loss, old.anchors, old.seed))
+    return replace(job, step=Diverging(old.drafter, old.embed, old.head, old.loss, old.anchors, old.seed))
 
 
 def test_steps_that_are_not_finite_are_not_taken_and_their_rows_written(tmp_path: Path) -> None:
@@ -261,10 +261,10 @@ def test_the_verb_says_what_preflight_found_and_stops_on_an_alarm(tmp_path: Path
     recipe = write_recipe(tmp_path)
     done = draftline_here("train", recipe)
     assert done.code == 0, done.err
-    assert "21 gates passed in " in done.out and "⟦w0 w1 w2 w3 <|im_end|>⟧" in done.out
+    assert "22 gates passed in " in done.out and "⟦w0 w1 w2 w3 <|im_end|>⟧" in done.out
     history = [logged.event for logged in read_events(tmp_path / "run" / "events.jsonl").events]
     [flown] = [event for event in history if type(event).__name__ == "Preflight"]
-    assert len(flown.gates) == 21 and 0 < flown.seconds < 60
+    assert len(flown.gates) == 22 and 0 < flown.seconds < 60
     refused = draftline_here("train", recipe, f"train.out={tmp_path / 'other'}", "train.keep_checkpoints=1000000000")
     assert refused.code == 2
     assert "  FAIL  disk" in refused.out and "error: gate 'disk': expected " in refused.err

@@ -24,13 +24,15 @@ from draftline.drafter.anchors import SlotTargets
 from draftline.drafter.attention import DenseAttention
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
+from draftline.records import Head
 from draftline.target import capture as capture_module
 from draftline.target.capture import SHARED_FORWARD_TOKENS, FeatureCapture, FlatFeatures
 from draftline.train.job import Job
 
 Patch = pytest.MonkeyPatch
 GATES = [
-    "disk", "memory", "supervision", "loss mask", "template", "mask token", "taps", "features", "head", "embedding",
+    "disk", "memory", "supervision", "loss mask", "template", "mask token", "taps", "features", "head", "cache",
+    "embedding",
     "masters", "RoPE", "context", "anchor state", "own answers", "other blocks", "other documents", "labels",
     "decoding logits", "trial step", "export",
 ]  # fmt: skip
@@ -203,12 +205,12 @@ class AnswersFed(DrafterStep):
         if not blocks.start.any() and ids.shape[1] == blocks.anchor.shape[1]:  # the embedding gate's own question
             return right
         at = (blocks.anchor[..., None] + torch.arange(self.drafter.spec.block_size)).clamp(max=ids.shape[1] - 1)
-        return self.embedding(ids.gather(1, at.flatten(1))).unflatten(1, at.shape[1:])
+        return self.embed(ids.gather(1, at.flatten(1))).unflatten(1, at.shape[1:])
 
 
 def answers_fed(job: Job, patch: Patch) -> Job:
     old = job.step
-    step = AnswersFed(old.drafter, old.embedding, old.head, old.loss, old.anchors, old.seed)
+    step = AnswersFed(old.drafter, old.embed, old.head, old.loss, old.anchors, old.seed)
     return replace(job, step=step)
 
 
@@ -224,10 +226,10 @@ def short_context(job: Job, patch: Patch) -> Job:
 
 
 def with_head(job: Job) -> Job:
-    head = nn.Linear(job.spec.hidden_size, job.spec.vocab_size, bias=False).requires_grad_(False)
+    head = Head(torch.randn(job.spec.vocab_size, job.spec.hidden_size))
     parts = replace(job.target.parts, head=head)
     step = copy.copy(job.step)
-    step.head = head.weight
+    step.head = head
     return replace(job, step=step, target=replace(job.target, parts=parts))
 
 
@@ -290,7 +292,7 @@ def changed(weight: Tensor, value: float) -> Iterator[None]:
 def unscaled_embedding(job: Job, patch: Patch) -> Job:
     plain = nn.Embedding.from_pretrained(job.target.parts.embedding.weight, freeze=True)
     step = copy.copy(job.step)
-    step.embedding = plain
+    step.embed = plain
     return replace(job, step=step, target=replace(job.target, parts=replace(job.target.parts, embedding=plain)))
 
 

@@ -94,7 +94,7 @@ def untrained(spec: DrafterSpec) -> Drafter:
 def subject_of(target: Target, drafter: Drafter, stream: RowStream) -> Subject:
     """The plain, uncompiled step: nothing is trained here."""
     parts = target.parts
-    step = DrafterStep(drafter, parts.embedding, parts.head.weight, LOSS, ANCHORS, seed=0)
+    step = DrafterStep(drafter, target.embed, parts.head, LOSS, ANCHORS, seed=0)
     capture = FeatureCapture(target, drafter.spec.target_layer_ids, want_final=True)
     return Subject(target, step, capture, excerpt(stream))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from draftline.decode.models import CachedDrafter, CachedTarget
 from draftline.drafter.anchors import Blocks, sample_blocks
@@ -73,7 +72,7 @@ def decoding_limit(target: Target) -> float:
 @torch.no_grad()
 def logits_of(target: Target, states: Tensor) -> Tensor:
     """float32 logits [..., V] of final-normed drafter states [..., d]."""
-    return F.linear(states, target.parts.head.weight).float()
+    return target.parts.head.logits(states).float()
 
 
 @torch.no_grad()

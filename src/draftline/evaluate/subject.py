@@ -12,6 +12,7 @@ import numpy as np
 
 from draftline.data.proofs import Example, prove_loss_mask, prove_supervision, prove_template
 from draftline.data.stream import RowStream
+from draftline.decode.proofs import prove_cache
 from draftline.drafter.step import DrafterStep
 from draftline.evaluate.gates import Gate, relative_figure
 from draftline.evaluate.labels import prove_labels
@@ -98,6 +99,7 @@ def target_gates(subject: Subject) -> Iterator[Gate[Any]]:
         relative_figure,
     )
     yield Gate("head", lambda: prove_head(target, subject.documents[0], subject.own[0]), relative_figure)
+    yield Gate("cache", lambda: prove_cache(target, subject.documents[-1].ids), relative_figure)
     yield Gate("embedding", lambda: prove_embedding(target, subject.step), relative_figure)
 
 

@@ -96,7 +96,9 @@ def own_outputs(target: Target, ids: Sequence[int]) -> OwnOutputs:
     normed = ends[-1].last_hidden_state
     before_norm = [states for states, output in children if output is normed]
     outputs = [*given[1:-1], before_norm[-1] if before_norm else given[-1]]
-    return OwnOutputs([state[0] for state in outputs], normed[0], given[0][0], logits[0].float())
+    device = target.device  # where features are brought to; a large target's layers lie on several
+    layer_outputs = [state[0].to(device) for state in outputs]
+    return OwnOutputs(layer_outputs, normed[0].to(device), given[0][0].to(device), logits[0].float().to(device))
 
 
 def prove_taps(target: Target, taps: Sequence[int], document: Document, own: OwnOutputs) -> float:
@@ -193,7 +195,7 @@ def prove_head(target: Target, document: Document, own: OwnOutputs) -> float:
         )
     final = own.normed if document.final is None else document.final
     check_values(final, "the final-normed state")
-    error = judged(target, nn.functional.linear(final, weight).float(), own.logits[: len(final)])
+    error = judged(target, target.parts.head.logits(final).float(), own.logits[: len(final)])
     limit = LOGIT_TOLERANCE[target.dtype]
     if not error <= limit:
         raise InputError(
