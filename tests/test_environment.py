@@ -22,7 +22,8 @@ def test_fingerprint_names_everything_and_matches_what_is_installed(monkeypatch:
     monkeypatch.setenv("SOME_TOKEN", "secret")
     print_of_machine = fingerprint()
     assert set(print_of_machine) == {
-        "draftline", "commit", "python", "os", "torch", "cuda", "driver", "gpus", "triton", "transformers", "variables",
+        "draftline", "commit", "python", "os", "torch", "cuda", "driver", "gpus", "triton", "transformers", "cpu",
+        "variables", "switches",
     }  # fmt: skip
     assert print_of_machine["draftline"] == draftline.__version__
     assert print_of_machine["torch"].startswith(torch.__version__)

@@ -77,8 +77,10 @@ def train(
     The newest checkpoint is exported at the end, and tau is measured where the recipe names prompts.
     """
     from draftline.config import load_recipe
+    from draftline.environment.overrides import enter_overrides
 
     parsed = load_recipe(recipe, overrides)  # before torch is imported: a bad recipe is answered at once
+    enter_overrides(parsed.overrides)
     from draftline.train.run import train
 
     train(parsed, resume=resume)

@@ -18,6 +18,7 @@ from draftline.train.checkpoint import Checkpoint, write_checkpoint
 from draftline.train.folder import RunFolder
 from draftline.train.interruption import Interruption
 from draftline.train.job import Job
+from draftline.train.switch_alarms import SwitchAlarms
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Loop:
     folder: RunFolder
     log: EventLog
     progress: Progress
+    switches: SwitchAlarms
     step: int = 0
     tokens: int = 0
     tokens_this_attempt: int = 0
@@ -129,6 +131,7 @@ class Loop:
     def checkpoint(self) -> None:
         if self.step == self.saved_step:
             return
+        self.switches.look(f"at step {self.step}")
         job, started = self.job, time.perf_counter()
         state = {
             "step": self.step,

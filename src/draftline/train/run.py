@@ -9,7 +9,9 @@ from typing import Any
 from draftline.config import Recipe
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.fingerprint import fingerprint
-from draftline.environment.switches import configure_torch
+from draftline.environment.overrides import enter_overrides
+from draftline.environment.switch_watch import SwitchWatch
+from draftline.environment.switches import apply_settings, configure_torch
 from draftline.errors import Interrupted, PlainError, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
 from draftline.export.folder import record_tau
@@ -24,25 +26,30 @@ from draftline.train.folder import RunFolder, open_run_folder
 from draftline.train.job import Job, assemble, derived_facts
 from draftline.train.loop import Loop
 from draftline.train.publishing import export_checkpoint
+from draftline.train.switch_alarms import SwitchAlarms
 
 
 def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     """Run a recipe; returns what summary.json holds. `resume` goes on from the newest complete checkpoint."""
+    enter_overrides(recipe.overrides)
     folder = open_run_folder(recipe.train.out, resume)
     device = choose_device(recipe.placement.device)
     configure_torch(device)
+    apply_settings(recipe.overrides)
     use_compile_cache()
     notices = Notices(stdout_console())
+    switches = SwitchAlarms(SwitchWatch(recipe.overrides, device), notices)
+    switches.look("at the start")
     job = assemble(recipe, notices)
+    switches.look("after the target was loaded")
     foresee(job, folder)
     with EventLog(folder.events) as log:
-        loop = Loop(
-            job, folder, log, Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
-        )
+        loop = Loop(job, folder, log, progress_of(job, notices), switches)
         resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
-        log.write(Derived(derived_facts(job)))
+        switches.record_in(log)
+        log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
         try:
             summary = finish(loop, notices)
         except Interrupted as interruption:
@@ -56,6 +63,16 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
             raise
         log.write(RunEnded("completed"))
     return summary
+
+
+def progress_of(job: Job, notices: Notices) -> Progress:
+    return Progress(
+        "train",
+        job.total_steps,
+        console=notices.console,
+        every=job.recipe.train.log_every,
+        remarks=[override.text for override in job.recipe.overrides],
+    )
 
 
 def foresee(job: Job, folder: RunFolder) -> None:
@@ -90,6 +107,7 @@ def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
     export_checkpoint(checkpoint, folder.export, job.recipe.export.format, job.target)
     notices.say(f"  {folder.export} reloads to the same logits")
     reports = evaluate_export(job, folder, loop.log)
+    loop.switches.look("after the evaluation")
     summary = summarise(job, folder, loop, seconds, reports)
     folder.write_summary(summary)
     notices.section("summary")
