@@ -165,6 +165,18 @@ def check(
     check(target, draft)
 
 
+@app.command()
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="Run folder, or its events.jsonl.")],
+    run_b: Annotated[Path, typer.Argument(help="The other run.")],
+) -> None:
+    """Say what differs between two runs, the likeliest cause of another rate first."""
+    from draftline.monitor.compare import compare
+    from draftline.monitor.notices import Notices, stdout_console
+
+    compare(run_a, run_b, Notices(stdout_console()))
+
+
 def version(wanted: bool) -> None:
     if wanted:
         print(f"draftline {__version__}")
