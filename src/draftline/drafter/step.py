@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from draftline.drafter.anchors import Blocks, SlotTargets, sample_blocks, slot_t
 from draftline.drafter.attention import DenseAttention, FlexAttention
 from draftline.drafter.losses import LossKind, SlotOutcome, chunk_loss, head_loss
 from draftline.drafter.model import Drafter
+from draftline.environment.compile_guard import compile_layer, compiled_only
 from draftline.records import FeatureBatch
 
 
@@ -50,12 +53,17 @@ class DrafterStep:
         self.anchors = anchors
         self.seed = seed
         self.chunk_loss = chunk_loss
+        self.compiled = False
 
-    def compile(self) -> None:
-        """Compile each layer (one graph for all layers of a kind) and the loss on a chunk of logits, for CUDA."""
+    def compile(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Compile each layer (one graph for all layers of a kind) and the loss on a chunk of logits, for CUDA.
+
+        Whatever is compiled raises RunError if torch runs it eagerly after all.
+        """
         for layer in self.drafter.layers:
-            layer.compile(fullgraph=True, dynamic=False)
-        self.chunk_loss = torch.compile(chunk_loss, fullgraph=True, dynamic=False)
+            compile_layer(layer, backend)
+        self.chunk_loss = torch.compile(compiled_only(chunk_loss), backend=backend, fullgraph=True, dynamic=False)
+        self.compiled = True
 
     def forward_backward(self, batch: FeatureBatch) -> MicroStep:
         """Adds the gradient of the *undivided* loss sum to the parameters' grads."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from draftline.drafter.step import MicroStep
+from draftline.environment.compile_guard import CompileGuard
 from draftline.errors import Interrupted, RunError
 from draftline.monitor.events import CheckpointWritten, EventLog, Step
 from draftline.monitor.progress import Progress
@@ -19,6 +21,7 @@ from draftline.train.folder import RunFolder
 from draftline.train.interruption import Interruption
 from draftline.train.job import Job
 from draftline.train.switch_alarms import SwitchAlarms
+from draftline.train.warm_up import shapes_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Loop:
     log: EventLog
     progress: Progress
     switches: SwitchAlarms
+    guard: CompileGuard
     step: int = 0
     tokens: int = 0
     tokens_this_attempt: int = 0
@@ -96,7 +100,8 @@ class Loop:
         job, micro, tokens, supervised = self.job, None, 0, 0
         for index in job.micro_batches(self.step):
             batch = job.features.get(index)
-            sums = job.step.forward_backward(batch)
+            with self.guard.steady(partial(shapes_of, batch)):
+                sums = job.step.forward_backward(batch)
             micro = sums if micro is None else micro + sums
             tokens += batch.packed.tokens
             supervised += int(batch.packed.loss_mask.sum())

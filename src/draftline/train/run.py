@@ -8,6 +8,7 @@ from typing import Any
 
 from draftline.config import Recipe
 from draftline.environment.compile_cache import use_compile_cache
+from draftline.environment.compile_guard import CompileGuard
 from draftline.environment.fingerprint import fingerprint
 from draftline.environment.overrides import enter_overrides
 from draftline.environment.switch_watch import SwitchWatch
@@ -27,6 +28,7 @@ from draftline.train.job import Job, assemble, derived_facts
 from draftline.train.loop import Loop
 from draftline.train.publishing import export_checkpoint
 from draftline.train.switch_alarms import SwitchAlarms
+from draftline.train.warm_up import warm_up
 
 
 def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     switches.look("after the target was loaded")
     foresee(job, folder)
     with EventLog(folder.events) as log:
-        loop = Loop(job, folder, log, progress_of(job, notices), switches)
+        loop = Loop(job, folder, log, progress_of(job, notices), switches, CompileGuard())
         resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
@@ -95,8 +97,12 @@ def restore_newest(loop: Loop, notices: Notices) -> int:
 
 
 def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
-    job, folder, started = loop.job, loop.folder, time.perf_counter()
+    job, folder = loop.job, loop.folder
     notices.section("training")
+    if job.step.compiled:
+        seconds = warm_up(job.step, [job.stream.batch(0)], job.target.dtype, loop.guard)
+        notices.facts({"compiled": f"forward and backward in {seconds:.1f} s"})
+    started = time.perf_counter()
     with loop.progress:
         loop.run()
     seconds = time.perf_counter() - started
