@@ -20,14 +20,18 @@ def warm_up(step: DrafterStep, batches: list[PackedBatch], dtype: torch.dtype, g
     for bit the run without a warm-up, and a rank that holds no target can warm up too.
     """
     started = time.perf_counter()
-    device = step.head.device
     with guard.warming():
         for packed in batches:
             step.forward_backward(random_features(step, packed, dtype))
     step.drafter.zero_grad(set_to_none=True)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    synchronize(step.head.device)
     return time.perf_counter() - started
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what is queued on a GPU, so that a clock read afterwards tells its time."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def random_features(step: DrafterStep, packed: PackedBatch, dtype: torch.dtype) -> FeatureBatch:
