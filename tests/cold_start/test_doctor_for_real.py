@@ -50,8 +50,8 @@ def test_a_machine_that_compiles_nothing_is_not_fit() -> None:
 
 
 def test_an_override_that_the_environment_needs_is_told_from_one_that_it_does_not(tmp_path: Path) -> None:
-    """This environment disables the compiler, and one of the overrides takes that back; both are past their dates, which
-    a trial does not mind."""
+    """This environment disables the compiler, and one of the overrides takes that back; both are past their dates,
+    which a trial does not mind."""
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         "target: {path: t}\ndata: {train: a}\nplacement: {device: cpu}\noverrides:\n"

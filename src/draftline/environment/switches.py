@@ -64,7 +64,7 @@ def configure_torch(device: torch.device, threads: int | None = None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(device.type == "cpu")
-    # With determinism torch also fills every new tensor with NaN, 260 times a step of the quickstart: no result needs it.
+    # With determinism torch also fills every new tensor with NaN, 260 times a step: no result needs it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
