@@ -1,29 +1,29 @@
-"""A warm run compiles nothing more: other shapes, other threads and eager fallbacks of a step that torch compiled.
-
-The graphs are captured, guarded and differentiated by torch's compiler and then run by its `aot_eager` back end, which
-spares a minute of C++; tests/cold_start has the same step with kernels.
-"""
+"""The warm-up changes nothing, and what is compiled after it, or in another thread, is noticed by name."""
 
 from __future__ import annotations
 
 import threading
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
 
-from drafter_samples import FULL, features, make_spec, make_step, random_document
+from drafter_samples import features, make_spec, make_step, random_document
 from draftline.drafter.losses import LossKind
-from draftline.drafter.step import DrafterStep
-from draftline.environment.compile_guard import CompileGuard, compile_layer, compiled_only, graph_counts
+from draftline.environment.compile_guard import CompileGuard
+from draftline.environment.switch_watch import SwitchWatch
 from draftline.errors import RunError
+from draftline.monitor.events import Alarm, EventLog, read_events
+from draftline.monitor.notices import Notices, stdout_console
 from draftline.records import FeatureBatch
-from draftline.train.warm_up import first_on_host, shapes_of, warm_up
+from draftline.train.process_alarms import ProcessAlarms
+from draftline.train.warm_up import first_on_host, random_features, shapes_of, warm_up
 
-SPEC = make_spec(num_hidden_layers=2, target_layer_ids=(1,), layer_types=(FULL,) * 2)
-KIND = LossKind("kl", "dpace", 7.0, 0.5)
+SPEC = make_spec()
+KIND = LossKind("kl", "dpace", None, 0.5)
+KERNEL = "statistics_kernel[num_warps=4](*bf16:16, *fp32)"
 
 
 def batch(length: int, index: int = 0) -> FeatureBatch:
@@ -31,65 +31,59 @@ def batch(length: int, index: int = 0) -> FeatureBatch:
     return features([[random_document(rng, SPEC, 20, 4)]], length, index)
 
 
-@pytest.fixture(scope="module")
-def warm() -> tuple[DrafterStep, CompileGuard]:
-    """A step warmed on one shape, with the guard of its run."""
-    torch._dynamo.reset()
-    step, guard = make_step(SPEC, KIND, anchors=8), CompileGuard()
-    step.compile(backend="aot_eager")
-    assert warm_up(step, [batch(32).packed], torch.float32, guard) > 0
-    return step, guard
+def test_the_step_after_a_warm_up_is_bit_for_bit_the_step_without_one() -> None:
+    warmed, plain = make_step(SPEC, KIND, anchors=8), make_step(SPEC, KIND, anchors=8)
+    state = torch.get_rng_state()
+    assert warm_up(warmed, [batch(32).packed, batch(48).packed], torch.float32, CompileGuard()) > 0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [name for name, p in warmed.drafter.named_parameters() if p.grad is not None] == []
+    found, expected = (step.forward_backward(batch(32, index=5)) for step in (warmed, plain))
+    assert all(torch.equal(a, b) for a, b in zip(found.values(), expected.values(), strict=True))
+    pairs = zip(warmed.drafter.parameters(), plain.drafter.parameters(), strict=True)
+    assert all(a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad) for a, b in pairs)
 
 
-def test_warm_up_compiles_forward_and_backward_once_for_both_layers_and_leaves_nothing_behind(warm) -> None:
-    step, guard = warm
-    assert [name for name, p in step.drafter.named_parameters() if p.grad is not None] == []
-    before = graph_counts()
-    plain = make_step(SPEC, KIND, anchors=8)
-    with guard.steady(str):
-        micro = step.forward_backward(batch(32, index=5))
-    expected = plain.forward_backward(batch(32, index=5))
-    assert graph_counts() == before
-    for one, other in zip(micro.values(), expected.values(), strict=True):
-        torch.testing.assert_close(one, other)
-    for (name, one), (_, other) in zip(step.drafter.named_parameters(), plain.drafter.named_parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, msg=name)
-
-
-def test_another_shape_is_an_error_that_names_it_and_the_guard(warm) -> None:
-    step, guard = warm
-    longer = batch(48)
-    with pytest.raises(RunError) as caught, guard.steady(partial(shapes_of, longer)):
-        step.forward_backward(longer)
-    assert caught.value.what == (
-        "a step of ids [1, 48], taps [1, 48, 32] float32 has a shape that was not compiled in warm-up: "
-        "forward: tensor 'z' requires_grad mismatch. expected requires_grad=1; "
-        "tensor 'c' size mismatch at index 1. expected 32, actual 48"
+def test_random_features_have_the_shapes_and_dtype_of_real_ones_and_no_zeros() -> None:
+    real, made = batch(32), random_features(make_step(SPEC, KIND), batch(32).packed, torch.bfloat16)
+    assert real.final is not None and made.final is not None
+    assert (made.taps.shape, made.final.shape) == (real.taps.shape, real.final.shape)
+    assert made.taps.dtype == torch.bfloat16 and bool((made.taps != 0).all())
+    assert (
+        random_features(make_step(SPEC, LossKind("ce", "dpace", None, 0.5)), real.packed, torch.float32).final is None
     )
-    with guard.steady(str):
-        step.forward_backward(batch(32))
 
 
-def test_a_new_graph_after_warm_up_is_an_error(warm) -> None:
-    _, guard = warm
-    with (
-        pytest.raises(RunError, match="a step of 3 rows compiled 1 graphs after warm-up"),
-        guard.steady(lambda: "3 rows"),
-    ):
+def test_a_step_in_which_torch_compiles_ends_the_run_and_names_its_shapes() -> None:
+    guard, longer = CompileGuard(), batch(48)
+    with pytest.raises(RunError) as caught, guard.steady(partial(shapes_of, longer)):
         torch.compile(lambda x: x * 3, backend="eager")(torch.ones(2))
+    assert caught.value.what == "a step of ids [1, 48], taps [1, 48, 96] float32 made torch compile: 1 graphs"
+    with guard.steady(str):
+        make_step(SPEC, KIND, anchors=8).forward_backward(longer)
 
 
-def test_an_unfused_attention_is_an_error_each_time(warm) -> None:
-    _, guard = warm
-    q = torch.randn(1, 1, 16, 16)
-    for context in (guard.warming(), guard.steady(str), guard.steady(str)):
-        with pytest.raises(RunError, match="flex_attention was called outside compiled code"), context:
-            flex_attention(q, q, q)
+def test_a_kernel_that_triton_compiles_in_a_warm_run_is_an_alarm_once_with_name_and_arguments(tmp_path: Path) -> None:
+    """The guard's side of Triton's hook; tests/kernels has the hook itself where there is a GPU."""
+    guard = CompileGuard()
+    alarms = ProcessAlarms(SwitchWatch([], torch.device("cpu")), guard, Notices(stdout_console()))
+    with EventLog(tmp_path / "events.jsonl") as log:
+        alarms.record_in(log)
+        guard.note_kernel(repr="rms_norm_kernel", key="k", already_compiled=False)  # in the warm-up
+        alarms.look_at_kernels("by step 0")
+        with guard.steady(str):
+            guard.note_kernel(repr=KERNEL, key="k", already_compiled=False)
+        alarms.look_at_kernels("by step 7")
+        alarms.look_at_kernels("by step 8")
+    (alarm,) = [logged.event for logged in read_events(tmp_path / "events.jsonl").events]
+    assert guard.kernels == 2 and isinstance(alarm, Alarm)
+    assert (alarm.name, alarm.evidence) == (
+        "late-kernels",
+        f"1 kernels compiled by step 7, after the warm-up: {KERNEL}",
+    )
 
 
-def test_another_thread_is_refused(warm) -> None:
-    _, guard = warm
-    said: list[str] = []
+def test_another_thread_is_refused() -> None:
+    guard, said = CompileGuard(), []
 
     def call() -> None:
         try:
@@ -101,30 +95,7 @@ def test_another_thread_is_refused(warm) -> None:
     thread = threading.Thread(target=call, name="prefetch")
     thread.start()
     thread.join()
-    assert said == ["thread prefetch called the compiled step, which belongs to thread MainThread"]
-
-
-def test_an_eager_fallback_of_what_was_compiled_is_an_error(warm) -> None:
-    """As with TORCHDYNAMO_DISABLE, or past the recompile limit: torch itself says nothing."""
-    step, _ = warm
-    with torch.compiler.set_stance("force_eager"):
-        with pytest.raises(RunError, match="DrafterLayer was compiled, and torch ran it eagerly"):
-            step.forward_backward(batch(32))
-        with pytest.raises(RunError, match="chunk_loss was compiled, and torch ran it eagerly"):
-            step.chunk_loss(*[None] * 4, KIND)
-
-
-def test_the_recompile_limit_cannot_be_passed_in_silence() -> None:
-    """torch's own default past the limit is to run eagerly; compiled code of ours raises there."""
-    torch._dynamo.reset()
-    double = torch.compile(compiled_only(torch.nn.Identity().forward), backend="eager", dynamic=False)
-    layer = torch.nn.Linear(4, 4)
-    compile_layer(layer, "eager")
-    with torch._dynamo.config.patch(recompile_limit=2), pytest.raises(RunError, match="Identity.forward was compiled"):
-        for rows in range(1, 9):
-            double(torch.ones(rows, 4))
-    with torch.compiler.set_stance("force_eager"), pytest.raises(RunError, match="Linear was compiled"):
-        layer(torch.ones(2, 4))
+    assert said == ["thread prefetch took a training step, which belongs to thread MainThread"]
 
 
 def test_the_first_rank_of_a_host_goes_alone() -> None:

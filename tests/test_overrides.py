@@ -153,7 +153,7 @@ def test_a_run_sets_what_it_declares_before_torch_reads_it_in_every_thread_and_s
     started = next(event for event in events if isinstance(event, RunStarted))
     assert [entry["switch"] for entry in started.recipe["overrides"]] == [LIMIT, "TORCHDYNAMO_SUPPRESS_ERRORS"]
     assert started.fingerprint["switches"] == (
-        "TORCHDYNAMO_SUPPRESS_ERRORS=1 torch._dynamo.config.recompile_limit=64 "
+        "TORCHDYNAMO_SUPPRESS_ERRORS=1; torch._dynamo.config.recompile_limit=64; "
         "torch._inductor.config.deterministic=True"
     )
     assert [event for event in events if isinstance(event, Alarm)] == []

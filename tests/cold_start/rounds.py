@@ -45,7 +45,8 @@ class Round:
 def cold_round(processes: int, device: str, gpus: int = 1, keep_cache: str | None = None) -> Round:
     """One round on an empty cache, or on `keep_cache` as it is."""
     with tempfile.TemporaryDirectory(prefix="draftline-cold-") as empty:
-        change: dict[str, str | None] = {"TORCHINDUCTOR_CACHE_DIR": keep_cache or empty, "TRITON_CACHE_DIR": None}
+        cache = keep_cache or empty
+        change: dict[str, str | None] = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
         changes = [
             change | ({"CUDA_VISIBLE_DEVICES": str(i % gpus)} if device == "cuda" else {}) for i in range(processes)
         ]

@@ -39,13 +39,15 @@ def test_doctor_finds_this_machine_fit_and_says_so_in_json() -> None:
     assert [check for check in told["checks"] if (check["status"] == "ok") == bool(check["remedy"])] == []
 
 
-def test_a_machine_that_compiles_nothing_is_not_fit() -> None:
-    """No compiler to be found: the same as an image without g++."""
+def test_a_cpu_machine_that_cannot_compile_is_warned_of_and_still_fit() -> None:
+    """No compiler to be found: the same as an image without g++. draftline's CPU step needs none."""
     done = doctor(CXX="no-such-compiler")
-    assert done.returncode == 1
+    assert done.returncode == 0, done.stderr
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    (failed,) = [line for line in lines if line.startswith("fail flex_attention")]
-    assert failed.startswith("fail flex_attention does not compile here: ")
+    assert [line[:44] for line in lines if line.startswith(("warn", "fail"))] == [
+        "warn flex_attention does not compile here: ",
+        "warn compiling at once 3 of 3 processes on an",
+    ]
     assert "install a C++ compiler (g++)" in done.stdout
 
 
@@ -66,6 +68,6 @@ def test_an_override_that_the_environment_needs_is_told_from_one_that_it_does_no
         True,
         "needed",
     )
-    assert "was compiled, and torch ran it eagerly" in disabled["found"]
+    assert "torch compiled nothing: its compiler is off here" in disabled["found"]
     assert limit["answer"] in ("not needed", "needed")  # by its time, which a busy machine blurs
     assert "ms without it" in limit["found"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -136,14 +135,6 @@ def set_everywhere(path: str, value: object) -> None:
     else:
         setattr(holder, name, value)
         holder._config[name].env_value_default = value
-
-
-def recompiles_refused() -> AbstractContextManager[Any]:
-    """While entered, a recompile in this thread raises torch's RecompileError, which names the guard that failed.
-
-    The stance "fail_on_recompile" would reach every thread, and what a target compiles for itself.
-    """
-    return torch._dynamo.config.patch(error_on_recompile=True)
 
 
 def danger_of(name: str) -> str:

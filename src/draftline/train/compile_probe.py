@@ -1,8 +1,10 @@
-"""A small drafter step, compiled, warmed and checked against the uncompiled one. Run as a process of its own:
+"""A small drafter step, compiled, warmed and checked against the plain one. Run as a process of its own:
 
     python -m draftline.train.compile_probe cpu|cuda ['[{"switch": ..., "value": ...}, ...]']
 
-prints one JSON object. The second word is a list of overrides to set before anything is compiled.
+prints one JSON object. On CUDA the step is draftline's own, whose kernels Triton compiles; on a CPU, where draftline
+trains uncompiled, torch compiles the drafter's layers, to show that this environment can. The second word is a list of
+overrides to set before anything is compiled.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
 from draftline.environment.compile_guard import CompileGuard, graph_counts
 from draftline.environment.switches import apply_settings
+from draftline.errors import RunError
 from draftline.records import DrafterSpec, FeatureBatch, PackedBatch
 from draftline.train.warm_up import random_features, shapes_of, synchronize, warm_up
 
@@ -39,18 +42,21 @@ SPEC = DrafterSpec(
 @dataclass(frozen=True)
 class ProbeResult:
     loss: float
-    loss_error: float  # relative to the uncompiled step on a CPU in float32
+    loss_error: float  # relative to the plain step on a CPU in float32
     gradient_error: float  # the worst parameter's norm of the difference over its norm
     compile_s: float  # forward and backward of the first step
     step_s: float  # the fastest of TIMED_STEPS later ones
-    graphs: int
+    graphs: int  # by torch's compiler
+    kernels: int  # by Triton, outside torch's compiler
 
 
 def probe(device: torch.device) -> ProbeResult:
-    """Raises RunError where anything is compiled after the first step or runs eagerly, and what torch raises."""
+    """Raises RunError where torch compiles after the first step, or did not compile at all, and what torch raises."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     guard, step, packed = CompileGuard(), make_step(device, dtype), packed_row()
-    step.compile()
+    if step.fused is None:
+        for layer in step.drafter.layers:
+            layer.compile(fullgraph=True, dynamic=False)
     compile_s = warm_up(step, [packed], dtype, guard)
     batch = random_features(step, packed, dtype)
     with guard.steady(lambda: shapes_of(batch)):
@@ -60,6 +66,8 @@ def probe(device: torch.device) -> ProbeResult:
     expected = reference.forward_backward(FeatureBatch(packed, batch.taps.float().cpu(), final))
     pairs = zip(step.drafter.parameters(), reference.drafter.parameters(), strict=True)
     errors = [relative(one.grad, other.grad) for one, other in pairs]
+    if step.fused is None and graph_counts()["graphs"] == 0:
+        raise RunError("torch compiled nothing: its compiler is off here", "is TORCHDYNAMO_DISABLE set?")
     return ProbeResult(
         loss=float(micro.loss_sum / micro.weight_sum),
         loss_error=abs(float(micro.loss_sum) / float(expected.loss_sum) - 1),
@@ -67,6 +75,7 @@ def probe(device: torch.device) -> ProbeResult:
         compile_s=compile_s,
         step_s=min(timed(step, batch, guard) for _ in range(TIMED_STEPS)),
         graphs=graph_counts()["graphs"],
+        kernels=guard.kernels,
     )
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from draftline.channel.local import LocalChannel
-from draftline.channel.store import FeatureStore
+from draftline.channel.speculators import Sample
 from draftline.config import Recipe
 from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_conversations
 from draftline.data.inspection import thinking_warning
 from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
-from draftline.drafter.attention import anchors_per_tile_multiple
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
@@ -24,10 +22,10 @@ from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
 from draftline.records import DrafterSpec
-from draftline.target.capture import FeatureCapture
 from draftline.target.derive import derive_spec
-from draftline.target.load import Target, choose_device, load_target
+from draftline.target.load import Target, choose_device
 from draftline.target.parts import prove_parts
+from draftline.train.features import Wanted, adopt, feature_source, foreign_samples, open_target
 from draftline.train.optimizer import Optimizer
 
 TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
@@ -57,23 +55,24 @@ class Job:
 def assemble(recipe: Recipe, notices: Notices) -> Job:
     """Load, derive, prove and build. Raises InputError on anything the recipe or its files got wrong."""
     device = choose_device(recipe.placement.device)
-    target = load_target(recipe.target, device)
+    target = open_target(recipe, device)
     spec = derive_spec(recipe.drafter, target)
-    stream = row_stream(recipe, target, notices)
-    prove_parts(target.model, target.parts, torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device))
+    samples = foreign_samples(recipe)
+    stream = row_stream(recipe, target, notices, samples)
+    if target.has_layers:
+        prove_parts(target.model, target.parts, torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device))
     drafter = Drafter(spec)
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)
     per_step = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
     total_steps = count_steps(recipe, stream, per_step)
     loss = LossKind(recipe.loss.kind, recipe.loss.weights, recipe.gamma, recipe.loss.alpha)
-    anchors = anchors_for(recipe, device)
-    step = DrafterStep(drafter, target.parts.embedding, target.parts.head.weight, loss, anchors, recipe.train.seed)
-    if device.type == "cuda":
-        step.compile()
-    capture = FeatureCapture(target, spec.target_layer_ids, loss.needs_final)
-    store = feature_store(recipe, capture, stream, notices)
-    features = LocalChannel(stream.batch, store or capture, min(total_steps * per_step, len(stream)))
+    step = DrafterStep(
+        drafter, target.parts.embedding, target.parts.head.weight, loss, recipe.train.anchors, recipe.train.seed
+    )
+    wanted = Wanted(spec.target_layer_ids, loss.needs_final)
+    source = feature_source(recipe, target, wanted, stream, samples, notices)
+    features = LocalChannel(stream.batch, source, min(total_steps * per_step, len(stream)))
     optimizer = Optimizer(drafter, recipe.optim, total_steps)
     job = Job(
         recipe, target, spec, stream, features, drafter, step, optimizer, total_steps, per_step,
@@ -96,29 +95,14 @@ def count_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) 
     return min(steps, recipe.train.max_steps or steps)
 
 
-def feature_store(recipe: Recipe, capture: FeatureCapture, stream: RowStream, notices: Notices) -> FeatureStore | None:
-    """Capture the whole data set once, if it fits into target.keep_features_gib. Documents go in a fixed order, so a
-    resumed run trains on the same bits."""
-    target = capture.target
-    width = target.parts.hidden_size * (len(capture.taps) + capture.want_final)
-    needed_gib = len(stream.ids) * width * target.dtype.itemsize / 2**30
-    if needed_gib > recipe.target.keep_features_gib:
-        return None
-    started = time.perf_counter()
-    spans = list(zip(stream.starts[:-1].tolist(), stream.lengths.tolist(), strict=True))
-    flat = capture.capture(stream.ids, spans)
-    if target.device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    notices.facts({"features": f"{needed_gib:.2f} GiB kept, {len(stream.ids) / seconds:,.0f} tokens/s captured"})
-    return FeatureStore(flat.taps, flat.final)
-
-
-def row_stream(recipe: Recipe, target: Target, notices: Notices) -> RowStream:
-    """Conversations -> token rows -> packed stream, with every unused row counted by reason."""
+def row_stream(recipe: Recipe, target: Target, notices: Notices, samples: list[Sample] | None) -> RowStream:
+    """Conversations -> token rows -> packed stream, with every unused row counted by reason. `samples` of another tool
+    bring their own rows; the conversations then say which tokens are answers."""
     conversations, unreadable = read_conversations(recipe.data.train)
     renderer = ChatRenderer(target.tokenizer, target.stop_ids, recipe.data.template_kwargs, recipe.data.sequence_length)
     rendered = render_conversations(conversations, renderer, recipe.data.max_unusable_share, unreadable)
+    if samples is not None:
+        rendered = adopt(samples, rendered, recipe.data.max_unusable_share)
     stream = RowStream(
         rendered.rows,
         row_length=recipe.data.sequence_length,
@@ -186,18 +170,6 @@ def weights_text(recipe: Recipe) -> str:
     if recipe.loss.weights == "dpace":
         return f"D-PACE weights, alpha {recipe.loss.alpha:g}"
     return f"exponential weights, gamma {recipe.gamma:g}"
-
-
-def anchors_for(recipe: Recipe, device: torch.device) -> int:
-    """Blocks per row. On CUDA the fused attention wants whole tiles of queries, which the recipe must say itself."""
-    multiple = anchors_per_tile_multiple(recipe.drafter.block_size)
-    if device.type == "cuda" and (recipe.train.anchors % multiple or recipe.data.sequence_length % 128):
-        raise InputError(
-            f"train.anchors {recipe.train.anchors} and data.sequence_length {recipe.data.sequence_length} do not fill "
-            f"whole attention tiles",
-            f"on CUDA give anchors a multiple of {multiple} and sequence_length a multiple of 128",
-        )
-    return recipe.train.anchors
 
 
 def run_identity(recipe: Recipe, target: Target, spec: DrafterSpec, stream: RowStream) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from draftline.drafter.step import MicroStep
-from draftline.environment.compile_guard import CompileGuard
 from draftline.errors import Interrupted, RunError
 from draftline.monitor.events import CheckpointWritten, EventLog, Step
 from draftline.monitor.progress import Progress
@@ -20,7 +19,7 @@ from draftline.train.checkpoint import Checkpoint, write_checkpoint
 from draftline.train.folder import RunFolder
 from draftline.train.interruption import Interruption
 from draftline.train.job import Job
-from draftline.train.switch_alarms import SwitchAlarms
+from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.warm_up import shapes_of
 
 
@@ -43,8 +42,7 @@ class Loop:
     folder: RunFolder
     log: EventLog
     progress: Progress
-    switches: SwitchAlarms
-    guard: CompileGuard
+    alarms: ProcessAlarms
     step: int = 0
     tokens: int = 0
     tokens_this_attempt: int = 0
@@ -88,6 +86,7 @@ class Loop:
         now = time.perf_counter()
         report = self.report(launched, numbers, now - self.clock)
         self.clock = now
+        self.alarms.look_at_kernels(f"by step {launched.step}")
         self.tokens += report.tokens
         self.tokens_this_attempt += report.tokens
         self.last_report = report
@@ -100,7 +99,7 @@ class Loop:
         job, micro, tokens, supervised = self.job, None, 0, 0
         for index in job.micro_batches(self.step):
             batch = job.features.get(index)
-            with self.guard.steady(partial(shapes_of, batch)):
+            with self.alarms.guard.steady(partial(shapes_of, batch)):
                 sums = job.step.forward_backward(batch)
             micro = sums if micro is None else micro + sums
             tokens += batch.packed.tokens
@@ -136,7 +135,7 @@ class Loop:
     def checkpoint(self) -> None:
         if self.step == self.saved_step:
             return
-        self.switches.look(f"at step {self.step}")
+        self.alarms.look(f"at step {self.step}")
         job, started = self.job, time.perf_counter()
         state = {
             "step": self.step,

@@ -21,13 +21,13 @@ from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded, Ru
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.records import EvalReport
-from draftline.target.load import choose_device
+from draftline.target.load import choose_device, load_target
 from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
 from draftline.train.folder import RunFolder, open_run_folder
 from draftline.train.job import Job, assemble, derived_facts
 from draftline.train.loop import Loop
+from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.publishing import export_checkpoint
-from draftline.train.switch_alarms import SwitchAlarms
 from draftline.train.warm_up import warm_up
 
 
@@ -40,17 +40,17 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     apply_settings(recipe.overrides)
     use_compile_cache()
     notices = Notices(stdout_console())
-    switches = SwitchAlarms(SwitchWatch(recipe.overrides, device), notices)
-    switches.look("at the start")
+    alarms = ProcessAlarms(SwitchWatch(recipe.overrides, device), CompileGuard(), notices)
+    alarms.look("at the start")
     job = assemble(recipe, notices)
-    switches.look("after the target was loaded")
+    alarms.look("after the target was loaded")
     foresee(job, folder)
     with EventLog(folder.events) as log:
-        loop = Loop(job, folder, log, progress_of(job, notices), switches, CompileGuard())
+        loop = Loop(job, folder, log, progress_of(job, notices), alarms)
         resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
-        switches.record_in(log)
+        alarms.record_in(log)
         log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
         try:
             summary = finish(loop, notices)
@@ -99,9 +99,9 @@ def restore_newest(loop: Loop, notices: Notices) -> int:
 def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
     job, folder = loop.job, loop.folder
     notices.section("training")
-    if job.step.compiled:
-        seconds = warm_up(job.step, [job.stream.batch(0)], job.target.dtype, loop.guard)
-        notices.facts({"compiled": f"forward and backward in {seconds:.1f} s"})
+    if job.step.fused is not None:
+        seconds = warm_up(job.step, [job.stream.batch(0)], job.target.dtype, loop.alarms.guard)
+        notices.facts({"warm-up": f"{loop.alarms.guard.kernels} kernels in {seconds:.1f} s"})
     started = time.perf_counter()
     with loop.progress:
         loop.run()
@@ -113,7 +113,7 @@ def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
     export_checkpoint(checkpoint, folder.export, job.recipe.export.format, job.target)
     notices.say(f"  {folder.export} reloads to the same logits")
     reports = evaluate_export(job, folder, loop.log)
-    loop.switches.look("after the evaluation")
+    loop.alarms.look("after the evaluation")
     summary = summarise(job, folder, loop, seconds, reports)
     folder.write_summary(summary)
     notices.section("summary")
@@ -125,7 +125,8 @@ def evaluate_export(job: Job, folder: RunFolder, log: EventLog) -> list[EvalRepo
     recipe = job.recipe
     if recipe.eval.prompts is None:
         return []
-    report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), job.target)
+    target = job.target if job.target.has_layers else load_target(recipe.target, job.target.device)
+    report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), target)
     log.write(Evaluation(report))
     record_tau(folder.export, [report])
     return [report]

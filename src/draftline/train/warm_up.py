@@ -15,14 +15,16 @@ from draftline.records import FeatureBatch, PackedBatch
 
 def warm_up(step: DrafterStep, batches: list[PackedBatch], dtype: torch.dtype, guard: CompileGuard) -> float:
     """Forward and backward of one batch of every shape, on random features of `dtype`; returns the seconds it took.
+    Every kernel of the step is compiled then, or loaded from the compile cache.
 
     The features come from a generator of their own and the gradients are thrown away, so the run that follows is bit
     for bit the run without a warm-up, and a rank that holds no target can warm up too.
     """
     started = time.perf_counter()
-    with guard.warming():
-        for packed in batches:
-            step.forward_backward(random_features(step, packed, dtype))
+    guard.refuse_other_thread()
+    guard.watch_kernels()
+    for packed in batches:
+        step.forward_backward(random_features(step, packed, dtype))
     step.drafter.zero_grad(set_to_none=True)
     synchronize(step.head.device)
     return time.perf_counter() - started
