@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from draftline.train.checkpoint import Checkpoint, write_checkpoint
 from draftline.train.folder import RunFolder
 from draftline.train.interruption import Interruption
 from draftline.train.job import Job
+from draftline.train.process_alarms import ProcessAlarms
+from draftline.train.warm_up import shapes_of
 from draftline.train.watch import Watch
 
 
@@ -41,6 +44,7 @@ class Loop:
     log: EventLog
     progress: Progress
     watch: Watch
+    alarms: ProcessAlarms
     step: int = 0
     tokens: int = 0
     tokens_this_attempt: int = 0
@@ -98,6 +102,7 @@ class Loop:
         now = time.perf_counter()
         report = self.report(launched, numbers, now - self.clock)
         self.clock = now
+        self.alarms.look_at_kernels(f"by step {launched.step}")
         if not self.watch.settled(report, launched.documents):
             return
         self.tokens += report.tokens
@@ -111,7 +116,8 @@ class Loop:
         job, micro, tokens, supervised, documents = self.job, None, 0, 0, 0
         for index in job.micro_batches(self.step):
             batch = job.features.get(index)
-            sums = job.step.forward_backward(batch)
+            with self.alarms.guard.steady(partial(shapes_of, batch)):
+                sums = job.step.forward_backward(batch)
             micro = sums if micro is None else micro + sums
             tokens += batch.packed.tokens
             supervised += int(batch.packed.loss_mask.sum())
@@ -141,6 +147,7 @@ class Loop:
     def checkpoint(self) -> None:
         if self.step == self.saved_step:
             return
+        self.alarms.look(f"at step {self.step}")
         job, started = self.job, time.perf_counter()
         state = {
             "step": self.step,
