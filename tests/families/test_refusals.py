@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import odd_models
 import pytest
 import torch
 import transformers as hf
-from family_models import BASE, DEPTH, IDS, ROPE, WIDE
 
+import odd_models
 from builders import word_tokenizer
 from command import draftline_here
 from draftline.errors import InputError
 from draftline.target.parts import find_parts
+from family_models import BASE, DEPTH, IDS, ROPE, WIDE
 from runs import write_recipe
 
 MAMBAS = {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}

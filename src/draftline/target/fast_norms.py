@@ -23,6 +23,8 @@ def fuse_norms(model: nn.Module) -> int:
 
 def is_candidate(module: Any) -> bool:
     """One weight vector, nothing else: an RMSNorm, or something that the trial will tell from one."""
+    if "_hf_hook" in vars(module):  # a model spread over devices moves its inputs by a wrapped forward: leave it
+        return False
     names = [name for name, _ in module.named_parameters()]
     return names == ["weight"] and module.weight.dim() == 1 and epsilon(module) is not None
 

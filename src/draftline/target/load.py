@@ -24,6 +24,7 @@ from transformers.utils.hub import cached_file
 
 from draftline.config import TargetSection
 from draftline.errors import InputError
+from draftline.target.fast_norms import fuse_norms
 from draftline.target.parts import TargetParts, find_parts
 
 
@@ -93,6 +94,8 @@ def load_target(section: TargetSection, device: torch.device, changes: Mapping[s
     model.eval().requires_grad_(False)
     if section.device_map is None:
         model.to(device)
+    if device.type == "cuda":
+        fuse_norms(model)
     parts = find_parts(model, device)
     refuse_other_dtype(section.path, parts.head.weight.dtype, dtype)
     identity = weights_identity(model_folder(section))

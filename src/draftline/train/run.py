@@ -23,7 +23,9 @@ from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
 from draftline.train.folder import RunFolder, open_run_folder
 from draftline.train.job import Job, assemble, derived_facts
 from draftline.train.loop import Loop
+from draftline.train.preflight import preflight
 from draftline.train.publishing import export_checkpoint
+from draftline.train.watch import Watch
 
 
 def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
@@ -35,14 +37,15 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     notices = Notices(stdout_console())
     job = assemble(recipe, notices)
     foresee(job, folder)
+    passed = preflight(job, folder, notices)
     with EventLog(folder.events) as log:
-        loop = Loop(
-            job, folder, log, Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
-        )
+        progress = Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
+        loop = Loop(job, folder, log, progress, Watch(job, folder, log, notices))
         resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
         log.write(Derived(derived_facts(job)))
+        log.write(passed)
         try:
             summary = finish(loop, notices)
         except Interrupted as interruption:
