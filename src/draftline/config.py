@@ -31,6 +31,10 @@ class TargetSection(Section):
     revision: str | None = Field(None, description="hub revision; None: the default branch")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on CUDA, float32 on CPU")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+    device_map: Literal["auto"] | None = Field(
+        None,
+        description="auto: the target's layers over all GPUs in view, where it does not fit one (needs accelerate)",
+    )
     keep_features_gib: float = Field(
         0.0,
         ge=0,
@@ -126,6 +130,10 @@ class TrainSection(Section):
     checkpoint_every: int = Field(500, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1)
     log_every: int = Field(10, ge=1, description="steps between plain progress lines")
+    on_alarm: Literal["warn", "stop"] = Field("warn", description="stop: save a checkpoint and end the run")
+    max_skipped_steps: int = Field(
+        3, ge=0, description="steps not taken, for a loss or gradient that is not finite; one more ends the run"
+    )
 
     @model_validator(mode="after")
     def whole_micro_batches(self) -> TrainSection:
@@ -146,6 +154,14 @@ class EvalSection(Section):
     max_prompts: int | None = Field(None, ge=1)
     max_new_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0)
+    every: int = Field(
+        500,
+        ge=0,
+        description="steps between small decoding runs on prompts of the data; 0: none. At the defaults below at most "
+        "128 verification steps of batch 1, a few seconds: about 5% of 500 steps of 0.1 s",
+    )
+    every_prompts: int = Field(4, ge=1, description="prompts of such a run")
+    every_new_tokens: int = Field(32, ge=2, description="longest answer of such a run")
 
 
 class ExportSection(Section):

@@ -26,7 +26,7 @@ from draftline.drafter.step import DrafterStep
 from draftline.environment.compile_guard import CompileGuard, graph_counts
 from draftline.environment.switches import apply_settings
 from draftline.errors import RunError
-from draftline.records import DrafterSpec, FeatureBatch, PackedBatch
+from draftline.records import DrafterSpec, FeatureBatch, Head, PackedBatch
 from draftline.train.warm_up import random_features, shapes_of, synchronize, warm_up
 
 TIMED_STEPS = 10
@@ -88,7 +88,7 @@ def make_step(device: torch.device, dtype: torch.dtype) -> DrafterStep:
     head = 0.3 * torch.randn(SPEC.vocab_size, SPEC.hidden_size, generator=generator)
     loss = LossKind("kl", "dpace", gamma=None, alpha=0.5)
     drafter.to(device)
-    return DrafterStep(drafter, embedding.to(device, dtype), head.to(device, dtype), loss, ANCHORS, seed=0)
+    return DrafterStep(drafter, embedding.to(device, dtype), Head(head.to(device, dtype)), loss, ANCHORS, seed=0)
 
 
 def packed_row() -> PackedBatch:
@@ -99,11 +99,11 @@ def packed_row() -> PackedBatch:
 
 
 def timed(step: DrafterStep, batch: FeatureBatch, guard: CompileGuard) -> float:
-    synchronize(step.head.device)
+    synchronize(step.head.weight.device)
     started = time.perf_counter()
     with guard.steady(lambda: shapes_of(batch)):
         step.forward_backward(batch)
-    synchronize(step.head.device)
+    synchronize(step.head.weight.device)
     return time.perf_counter() - started
 
 

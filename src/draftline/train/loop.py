@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from draftline.train.interruption import Interruption
 from draftline.train.job import Job
 from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.warm_up import shapes_of
+from draftline.train.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Launched:
     numbers: HostNumbers
     tokens: int
     supervised_tokens: int
+    documents: int
     lr: float
 
 
@@ -42,6 +43,7 @@ class Loop:
     folder: RunFolder
     log: EventLog
     progress: Progress
+    watch: Watch
     alarms: ProcessAlarms
     step: int = 0
     tokens: int = 0
@@ -51,7 +53,10 @@ class Loop:
     saved_step: int | None = None  # of the newest checkpoint, which is never written again
 
     def run(self) -> None:
-        """Train to the end, or to the first signal; either way the last thing is a checkpoint. Raises Interrupted."""
+        """Train to the end, or to the first signal or alarm that ends it; the last thing is a checkpoint in any case.
+
+        Raises Interrupted, or RunError with the watch's reason.
+        """
         with Interruption() as interruption:
             self.steps(interruption)
             self.checkpoint()
@@ -61,12 +66,18 @@ class Loop:
                 interruption.received,
                 f"checkpoint of step {self.step} of {self.job.total_steps} saved: go on with --resume",
             )
+        if self.watch.ended is not None:
+            raise RunError(
+                f"stopped at step {self.step} of {self.job.total_steps}: {self.watch.ended}",
+                "a checkpoint is saved and events.jsonl holds the alarms; mend the cause and start a new run, or go on "
+                "with --resume",
+            )
 
     def steps(self, interruption: Interruption) -> None:
         job: Job = self.job
         waiting: Launched | None = None  # settled one step late: a GPU never idles while the host reads its numbers
         self.clock = time.perf_counter()
-        while self.step < job.total_steps and interruption.received is None:
+        while self.step < job.total_steps and interruption.received is None and self.watch.ended is None:
             if self.step and self.step % job.recipe.train.checkpoint_every == 0:
                 self.settle(waiting)
                 waiting = None
@@ -76,6 +87,11 @@ class Loop:
             self.settle(waiting)
             waiting = launched
             self.step += 1
+            if self.watch.is_due(self.step):
+                self.settle(waiting)
+                waiting = None
+                self.watch.look(self.step)
+                self.clock = time.perf_counter()  # what the watch took is no step's time
         self.settle(waiting)
 
     def settle(self, launched: Launched | None) -> None:
@@ -87,16 +103,17 @@ class Loop:
         report = self.report(launched, numbers, now - self.clock)
         self.clock = now
         self.alarms.look_at_kernels(f"by step {launched.step}")
+        if not self.watch.settled(report, launched.documents):
+            return
         self.tokens += report.tokens
         self.tokens_this_attempt += report.tokens
         self.last_report = report
         self.log.write(Step(report))
-        self.progress.advance(
-            tokens=report.tokens, loss=report.loss, proxy_tau=report.proxy_tau, grad_norm=report.grad_norm
-        )
+        shown = {"loss": report.loss, "proxy_tau": report.proxy_tau, "grad_norm": report.grad_norm} | self.watch.shown
+        self.progress.advance(1, tokens=report.tokens, **shown)
 
     def train_step(self) -> Launched:
-        job, micro, tokens, supervised = self.job, None, 0, 0
+        job, micro, tokens, supervised, documents = self.job, None, 0, 0, 0
         for index in job.micro_batches(self.step):
             batch = job.features.get(index)
             with self.alarms.guard.steady(partial(shapes_of, batch)):
@@ -104,21 +121,16 @@ class Loop:
             micro = sums if micro is None else micro + sums
             tokens += batch.packed.tokens
             supervised += int(batch.packed.loss_mask.sum())
+            documents += int(((batch.packed.position == 0) & (batch.packed.document >= 0)).sum())
         assert micro is not None
         lr = job.optimizer.lr
         norm = job.optimizer.finish(micro.weight_sum)
-        return Launched(self.step, to_host(micro, norm), tokens, supervised, lr)
+        return Launched(self.step, to_host(micro, norm), tokens, supervised, documents, lr)
 
     def report(self, launched: Launched, numbers: Tensor, seconds: float) -> StepReport:
-        """Turn a step's sums into its report; raises RunError where the loss or the gradient is not finite."""
+        """Turn a step's sums into its report."""
         loss_sum, weight_sum, committed, verify_steps, blocks, norm = numbers[:6].tolist()
         correct, count = numbers[6:].chunk(2)
-        if not math.isfinite(norm) or not math.isfinite(loss_sum):
-            raise RunError(
-                f"step {launched.step}: loss sum {loss_sum} or gradient norm {norm} is not finite; it was not taken",
-                f"start a new run with a lower optim.lr, in another train.out (micro-batches "
-                f"{launched.step * self.job.micro_batches_per_step} onward hold the rows)",
-            )
         return StepReport(
             step=launched.step,
             loss=loss_sum / weight_sum if weight_sum else 0.0,

@@ -26,9 +26,11 @@ from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
 from draftline.train.folder import RunFolder, open_run_folder
 from draftline.train.job import Job, assemble, derived_facts
 from draftline.train.loop import Loop
+from draftline.train.preflight import preflight
 from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.publishing import export_checkpoint
 from draftline.train.warm_up import warm_up
+from draftline.train.watch import Watch
 
 
 def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
@@ -45,13 +47,15 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     job = assemble(recipe, notices)
     alarms.look("after the target was loaded")
     foresee(job, folder)
+    passed = preflight(job, folder, notices)
     with EventLog(folder.events) as log:
-        loop = Loop(job, folder, log, progress_of(job, notices), alarms)
+        loop = Loop(job, folder, log, progress_of(job, notices), Watch(job, folder, log, notices), alarms)
         resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
         alarms.record_in(log)
         log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
+        log.write(passed)
         try:
             summary = finish(loop, notices)
         except Interrupted as interruption:

@@ -26,7 +26,7 @@ def warm_up(step: DrafterStep, batches: list[PackedBatch], dtype: torch.dtype, g
     for packed in batches:
         step.forward_backward(random_features(step, packed, dtype))
     step.drafter.zero_grad(set_to_none=True)
-    synchronize(step.head.device)
+    synchronize(step.head.weight.device)
     return time.perf_counter() - started
 
 
@@ -38,7 +38,7 @@ def synchronize(device: torch.device) -> None:
 
 def random_features(step: DrafterStep, packed: PackedBatch, dtype: torch.dtype) -> FeatureBatch:
     """Features of the right shape: normal numbers, for zeros would be multiplied faster than real ones."""
-    spec, device = step.drafter.spec, step.head.device
+    spec, device = step.drafter.spec, step.head.weight.device
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(width: int) -> torch.Tensor:
