@@ -120,7 +120,7 @@ def test_a_drafter_that_dies_or_stalls_among_two(
     ended = run_world(home / "recipe.yaml", *words, hook=fault)
     assert ended.code == 0, ended.out
     assert said in ended.out and "rank 1 (target 1 + drafter 1, cpu)" in ended.out
-    assert ("Fatal Python error: Aborted" in ended.out) == (fault.happens is busy)  # its stack, where it could still
+    assert (", line " in ended.out and " in busy" in ended.out) == (fault.happens is busy)  # its stack, where it could
     assert_same_bits(tmp_path / "run" / LAST, two / LAST)
 
 

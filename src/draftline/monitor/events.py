@@ -38,6 +38,14 @@ class Derived:
 
 
 @dataclass(frozen=True, slots=True)
+class Preflight:
+    """The gates passed before the first step, each with the figure that proves it, and how long they took."""
+
+    gates: dict[str, str]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     report: StepReport
 
@@ -70,11 +78,12 @@ class RunEnded:
     reason: str = ""
 
 
-Event = RunStarted | Derived | Step | Evaluation | CheckpointWritten | Alarm | RunEnded
+Event = RunStarted | Derived | Preflight | Step | Evaluation | CheckpointWritten | Alarm | RunEnded
 
 KIND_OF: dict[type[Event], str] = {
     RunStarted: "run_started",
     Derived: "derived",
+    Preflight: "preflight",
     Step: "step",
     Evaluation: "evaluation",
     CheckpointWritten: "checkpoint_written",

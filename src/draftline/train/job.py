@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,32 +11,37 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from draftline.channel.flow import FeatureLayout
+from draftline.channel.local import LocalChannel
 from draftline.channel.routes import FeatureSource
 from draftline.channel.speculators import Sample
 from draftline.config import Recipe
 from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_conversations
 from draftline.data.inspection import thinking_warning
+from draftline.data.proofs import Example
 from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
+from draftline.decode.proofs import prove_cache
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
-from draftline.records import DrafterSpec, FeatureBatch, PackedBatch
+from draftline.records import Conversation, DrafterSpec, FeatureBatch, PackedBatch
 from draftline.target.derive import derive_spec
 from draftline.target.frame import load_frame
-from draftline.target.load import Target, load_target
+from draftline.target.load import Target, choose_device, load_target
 from draftline.target.parts import prove_parts
 from draftline.target.shard import load_target_shard
 from draftline.train.features import Source, Wanted, adopt, feature_source, foreign_samples
 from draftline.train.optimizer import Optimizer
 from draftline.train.plan import Role
-from draftline.train.ranks import Ranks
+from draftline.train.ranks import Ranks, alone
 from draftline.train.reduction import Reduction, reduction_for
 
+EXAMPLES = 64  # conversations whose rows are proven to be theirs
+PROOF_TOKENS = 256  # of the first row, on which the target is proven
 TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
 
 
@@ -48,6 +54,7 @@ class Setting:
     target: Target
     spec: DrafterSpec
     stream: RowStream
+    examples: tuple[Example, ...]  # conversations beside their rows, evenly from the whole data set
     samples: list[Sample] | None  # of another tool, where target.features names such a folder
     total_steps: int
     micro_batches_per_step: int
@@ -81,6 +88,7 @@ class Job:
 
     setting: Setting
     features: FeatureSource
+    capture: Source | None  # what makes its features here; None where another rank does
     drafter: Drafter
     step: DrafterStep
     optimizer: Optimizer
@@ -116,6 +124,13 @@ class Job:
     def micro_batches_per_step(self) -> int:
         return self.setting.micro_batches_per_step
 
+    @property
+    def examples(self) -> tuple[Example, ...]:
+        return self.setting.examples
+
+    def micro_batches(self, step: int) -> range:
+        return self.setting.micro_batches(step)
+
     def own_micro_batches(self, step: int) -> list[int]:
         """Those of a step that this drafter trains: i with i mod D its number."""
         drafters, mine = self.ranks.plan.drafters, self.ranks.role.drafter
@@ -145,17 +160,20 @@ def prepare(recipe: Recipe, notices: Notices, ranks: Ranks, device: torch.device
 
 def setting_of(recipe: Recipe, notices: Notices, ranks: Ranks, target: Target) -> Setting:
     spec, samples = derive_spec(recipe.drafter, target), foreign_samples(recipe)
-    stream = row_stream(recipe, target, notices, samples)
+    stream, examples = row_stream(recipe, target, notices, samples)
     if target.has_layers:
-        ids = torch.from_numpy(stream.batch(0).ids[:1, :256]).to(target.device)
-        prove_parts(target.model, target.parts, ids)
+        sample = stream.batch(0).ids[:1, :PROOF_TOKENS]
+        prove_parts(target.model, target.parts, torch.from_numpy(sample).to(target.device))
+        prove_cache(target, sample[0].tolist())
     per_step = recipe.micro_batches_per_step
     if ranks.plan.drafters > per_step and recipe.placement.kind != "auto":
         raise InputError(
             f"{ranks.plan.drafters} drafter ranks, and a step has {per_step} micro-batches: some would never train",
             "raise train.rows_per_step, or start fewer ranks",
         )
-    return Setting(recipe, ranks, target, spec, stream, samples, count_steps(recipe, stream, per_step), per_step)
+    return Setting(
+        recipe, ranks, target, spec, stream, examples, samples, count_steps(recipe, stream, per_step), per_step
+    )
 
 
 def load_for(recipe: Recipe, role: Role, device: torch.device, mesh: DeviceMesh | None) -> Target:
@@ -173,13 +191,12 @@ def assemble(setting: Setting, notices: Notices, features: FeatureSource) -> Job
     drafter = Drafter(setting.spec)
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)
-    step = DrafterStep(
-        drafter, target.parts.embedding, target.parts.head.weight, setting.loss, recipe.train.anchors, recipe.train.seed
-    )
+    step = DrafterStep(drafter, target.embed, target.parts.head, setting.loss, recipe.train.anchors, recipe.train.seed)
     reduction = reduction_for(drafter, setting.ranks, device)
     optimizer = Optimizer(reduction.masters, recipe.optim, setting.total_steps, reduction.total_norm)
+    capture = features.capture if isinstance(features, LocalChannel) else None
     job = Job(
-        setting, features, drafter, step, optimizer, reduction,
+        setting, features, capture, drafter, step, optimizer, reduction,
         run_identity(recipe, target, setting.spec, setting.stream), provenance_of(recipe, target, setting.stream),
     )  # fmt: skip
     notices.section("drafter")
@@ -194,6 +211,18 @@ def feature_capture(setting: Setting, notices: Notices) -> Source:
     return feature_source(setting.recipe, setting.target, wanted, setting.stream, setting.samples, notices, stride)
 
 
+def colocated_source(setting: Setting, notices: Notices) -> LocalChannel:
+    """A rank that makes its own features."""
+    return LocalChannel(setting.stream.batch, feature_capture(setting, notices))
+
+
+def assemble_alone(recipe: Recipe, notices: Notices) -> Job:
+    """The job of a process that is the whole world."""
+    device = choose_device(recipe.placement.device)
+    setting = prepare(recipe, notices, alone(recipe.placement, device), device)
+    return assemble(setting, notices, colocated_source(setting, notices))
+
+
 def count_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) -> int:
     """Optimizer steps of the run, a lighter last one included. Raises InputError where the data fills not even one."""
     steps = -(-len(stream) // micro_batches_per_step)
@@ -206,7 +235,9 @@ def count_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) 
     return min(steps, recipe.train.max_steps or steps)
 
 
-def row_stream(recipe: Recipe, target: Target, notices: Notices, samples: list[Sample] | None) -> RowStream:
+def row_stream(
+    recipe: Recipe, target: Target, notices: Notices, samples: list[Sample] | None
+) -> tuple[RowStream, tuple[Example, ...]]:
     """Conversations -> token rows -> packed stream, with every unused row counted by reason. `samples` of another tool
     bring their own rows; the conversations then say which tokens are answers."""
     conversations, unreadable = read_conversations(recipe.data.train)
@@ -227,7 +258,14 @@ def row_stream(recipe: Recipe, target: Target, notices: Notices, samples: list[S
     warning = thinking_warning(conversations, renderer)
     if warning is not None:
         notices.say(warning)
-    return stream
+    return stream, examples_of(conversations, stream)
+
+
+def examples_of(conversations: Sequence[Conversation], stream: RowStream) -> tuple[Example, ...]:
+    by_place = {conversation.where: conversation for conversation in conversations}
+    documents = np.unique(np.linspace(0, len(stream.where) - 1, EXAMPLES).round().astype(int)).tolist()
+    known = [document for document in documents if stream.where[document] in by_place]
+    return tuple(Example(by_place[stream.where[document]], document) for document in known)
 
 
 def refuse_unknown_ids(stream: RowStream, target: Target) -> None:

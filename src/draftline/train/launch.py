@@ -58,9 +58,9 @@ def local_world(recipe: Recipe) -> World:
 
 
 def needs_launcher(recipe: Recipe, world: World) -> bool:
-    """Whether ranks run in processes of their own. One rank does on a GPU, where the 6 s of CPU time that a second process takes to
-    import everything vanish beside loading and compiling and a restart may save a night; on a CPU only if restarts are
-    asked for, so that a quickstart starts at once."""
+    """Whether ranks run in processes of their own. One rank does on a GPU, where the 6 s of CPU time that a second
+    process takes to import everything vanish beside loading and compiling, and a restart may save a night; on a CPU
+    only if restarts are asked for, so that a quickstart starts at once."""
     return world.ranks > 1 or world.device == "cuda" or bool(recipe.placement.max_restarts)
 
 
@@ -221,8 +221,10 @@ def how_it_ended(failure: ProcessFailure) -> str:
 
 
 def tail(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line for line in lines if line.strip()][-LAST_LINES:]
+    """The last lines; of a rank that was made to print its stacks, those of the thread that stood still."""
+    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    stuck = [number for number, line in enumerate(lines) if line.startswith("Current thread")]
+    return lines[stuck[-1] :][:LAST_LINES] if stuck else lines[-LAST_LINES:]
 
 
 def interrupted(outcome: Outcome, folder: RunFolder) -> Interrupted:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ from draftline.train.folder import RunFolder
 from draftline.train.interruption import Interruption
 from draftline.train.job import Job
 from draftline.train.memory import memory_told
+from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.snapshot import CheckpointWriter, restore_snapshot, take_snapshot
+from draftline.train.warm_up import shapes_of
+from draftline.train.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Loop:
     folder: RunFolder
     log: EventLog
     progress: Progress
+    watch: Watch
+    alarms: ProcessAlarms
     step: int = 0
     tokens: int = 0
     tokens_this_attempt: int = 0
@@ -58,13 +63,23 @@ class Loop:
         self.writer = CheckpointWriter(self.folder.checkpoints, self.job.recipe.train.keep_checkpoints)
 
     def run(self) -> None:
-        """Train to the end, or to the first signal; either way the last thing is a checkpoint. Raises Interrupted."""
+        """Train to the end, or to the first signal or alarm that ends it; the last thing is a checkpoint in any case.
+
+        Raises Interrupted, or RunError with the watch's reason. Every rank comes here after the same step.
+        """
         with self.interruption:
             self.steps()
             self.job.features.close()
             with self.job.ranks.heart.phase("last checkpoint"):
                 self.checkpoint()
                 self.note_checkpoint(wait=True)
+            self.job.ranks.leave()
+        if self.watch.ended is not None:
+            raise RunError(
+                f"stopped at step {self.step} of {self.job.total_steps}: {self.watch.ended}",
+                "a checkpoint is saved and events.jsonl holds the alarms; mend the cause and start a new run, or go on "
+                "with --resume",
+            )
         if self.stopping:
             received = self.interruption.received or signal.SIGTERM  # another rank's
             raise Interrupted(
@@ -88,9 +103,24 @@ class Loop:
             waiting = launched
             self.step += 1
             self.note_checkpoint(wait=False)
+            if self.watch.is_due(self.step):
+                self.settle(waiting)
+                waiting = None
+                self.look()
             if job.ranks.drafters is None:
-                self.stopping = self.interruption.received is not None
+                self.stopping = self.wants_to_stop
         self.settle(waiting)
+
+    def look(self) -> None:
+        """The watch's own look at weights and decoding, by rank 0; what it takes is no step's time."""
+        if self.job.ranks.first:
+            with self.job.ranks.heart.phase("watch", f"after step {self.step}"):
+                self.watch.look(self.step)
+        self.clock = time.perf_counter()
+
+    @property
+    def wants_to_stop(self) -> bool:
+        return self.interruption.received is not None or self.watch.ended is not None
 
     def prefetch(self, step: int) -> None:
         following = self.job.own_micro_batches(step)
@@ -111,21 +141,22 @@ class Loop:
         report = self.report(launched, numbers, now - self.clock)
         self.clock = now
         self.stopping = self.stopping or bool(numbers[STOP])
+        self.alarms.look_at_kernels(f"by step {launched.step}")
+        if not self.watch.settled(report, int(numbers[DOCUMENTS])):
+            return
         self.tokens += report.tokens
         self.tokens_this_attempt += report.tokens
         self.last_report = report
         self.log.write(Step(report))
-        self.progress.advance(
-            tokens=report.tokens, loss=report.loss, proxy_tau=report.proxy_tau, grad_norm=report.grad_norm
-        )
+        shown = {"loss": report.loss, "proxy_tau": report.proxy_tau, "grad_norm": report.grad_norm} | self.watch.shown
+        self.progress.advance(1, tokens=report.tokens, **shown)
 
     def train_step(self) -> Launched:
         job = self.job
         job.reduction.begin()
         own = self.own_sums()
         with job.ranks.heart.phase("optimizer step", str(self.step)):
-            stop = job.ranks.drafters is not None and self.interruption.received is not None
-            sums = host_sums(own, stop)
+            sums = host_sums(own, job.ranks.drafters is not None and self.wants_to_stop)
             job.ranks.sum_over_drafters(sums)
             job.reduction.reduce()
             weight_sum = own.micro.weight_sum if job.ranks.drafters is None else sums[WEIGHT_SUM].float()
@@ -136,30 +167,26 @@ class Loop:
     def own_sums(self) -> OwnSums:
         """This rank's micro-batches of the step: their sums, and their gradients in the drafter."""
         job, heart, device = self.job, self.job.ranks.heart, self.job.target.device
-        micro, tokens, supervised = MicroStep.zero(job.spec.block_size - 1, device), 0, 0
+        micro, tokens, supervised, documents = MicroStep.zero(job.spec.block_size - 1, device), 0, 0, 0
         own = job.own_micro_batches(self.step)
         for index in own:
             with heart.phase("features", f"of micro-batch {index}"), memory_told("capture", job.setting):
                 batch = job.features.get(index)
             with heart.phase("forward and backward", f"of micro-batch {index}"), memory_told("training", job.setting):
-                micro = micro + job.step.forward_backward(batch)
+                with self.alarms.guard.steady(partial(shapes_of, batch)):
+                    micro = micro + job.step.forward_backward(batch)
             tokens += batch.packed.tokens
             supervised += int(batch.packed.loss_mask.sum())
+            documents += int(((batch.packed.position == 0) & (batch.packed.document >= 0)).sum())
         if job.reduction.in_lockstep and len(own) < job.most_micro_batches(self.step):
             job.step.forward_backward(job.empty_batch())
-        return OwnSums(micro, tokens, supervised)
+        return OwnSums(micro, tokens, supervised, documents)
 
     def report(self, launched: Launched, numbers: Tensor, seconds: float) -> StepReport:
-        """Turn a step's sums into its report; raises RunError where the loss or the gradient is not finite."""
-        loss_sum, weight_sum, committed, verify_steps, blocks, tokens, supervised, _ = numbers[:SINGLE].tolist()
+        """Turn a step's sums into its report."""
+        loss_sum, weight_sum, committed, verify_steps, blocks, tokens, supervised, *_ = numbers[:SINGLE].tolist()
         correct, count = numbers[SINGLE:-1].chunk(2)
         norm = float(numbers[-1])
-        if not math.isfinite(norm) or not math.isfinite(loss_sum):
-            raise RunError(
-                f"step {launched.step}: loss sum {loss_sum} or gradient norm {norm} is not finite; it was not taken",
-                f"start a new run with a lower optim.lr, in another train.out (micro-batches "
-                f"{launched.step * self.job.micro_batches_per_step} onward hold the rows)",
-            )
         return StepReport(
             step=launched.step,
             loss=loss_sum / weight_sum if weight_sum else 0.0,
@@ -177,6 +204,7 @@ class Loop:
         """Copy the state to the host now; rank 0 writes it while training goes on."""
         if self.step == self.saved_step:
             return
+        self.alarms.look(f"at step {self.step}")
         self.note_checkpoint(wait=True)
         job = self.job
         state = {
@@ -210,16 +238,17 @@ class OwnSums:
     micro: MicroStep
     tokens: int
     supervised_tokens: int
+    documents: int
 
 
-SINGLE = 8  # numbers of a step that are not per slot, in the order of `host_sums`
-WEIGHT_SUM, STOP = 1, 7
+SINGLE = 9  # numbers of a step that are not per slot, in the order of `host_sums`
+WEIGHT_SUM, DOCUMENTS, STOP = 1, 7, 8
 
 
 def host_sums(own: OwnSums, stop: bool) -> Tensor:
     """A step's sums as one float64 vector on their device: [SINGLE], then correct and counted slots [K] each."""
     micro = own.micro
-    counted = torch.tensor([own.tokens, own.supervised_tokens, stop], dtype=torch.float64)
+    counted = torch.tensor([own.tokens, own.supervised_tokens, own.documents, stop], dtype=torch.float64)
     single = (micro.loss_sum, micro.weight_sum, micro.committed, micro.verify_steps, micro.blocks)
     return torch.cat(
         [

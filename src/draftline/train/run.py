@@ -9,21 +9,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from draftline.channel.local import LocalChannel
 from draftline.channel.routes import FeatureInbox, FeatureOutbox, FeatureSource
 from draftline.config import Recipe
 from draftline.environment import variables
 from draftline.environment.compile_cache import use_compile_cache
+from draftline.environment.compile_guard import CompileGuard
 from draftline.environment.fingerprint import fingerprint
-from draftline.environment.switches import configure_torch
+from draftline.environment.overrides import enter_overrides
+from draftline.environment.switch_watch import SwitchWatch
+from draftline.environment.switches import apply_settings, configure_torch
 from draftline.errors import Interrupted, PeerLost, PlainError, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
 from draftline.export.folder import record_tau
 from draftline.export.speculators import speculators_config
-from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded, RunStarted
+from draftline.monitor.events import Derived, Evaluation, EventLog, Preflight, RunEnded, RunStarted
 from draftline.monitor.heartbeat import untraced
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
@@ -35,11 +38,16 @@ from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
 from draftline.train.connect import connect
 from draftline.train.feeder import Feeder
 from draftline.train.folder import RunFolder, open_run_folder
-from draftline.train.job import Job, Setting, assemble, derived_facts, feature_capture, prepare
+from draftline.train.job import Job, Setting, assemble, colocated_source, derived_facts, feature_capture, prepare
 from draftline.train.launch import launch, local_world, needs_launcher
 from draftline.train.loop import Loop
+from draftline.train.preflight import preflight
+from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.publishing import export_checkpoint
 from draftline.train.ranks import Ranks, alone, choose_rank_device, join, replan
+from draftline.train.roofline import judge, measure, measure_rates
+from draftline.train.warm_up import warm_up
+from draftline.train.watch import Watch
 
 PEER_GRACE_S = 3.0  # the launcher should see the rank that failed before those that only lost it
 
@@ -49,6 +57,7 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
 
     Starts the ranks that the recipe and this host ask for, or is one of them where a launcher has started it.
     """
+    enter_overrides(recipe.overrides)
     if variables.launched():
         return record(train_rank)(recipe, resume) or {}
     world = local_world(recipe)
@@ -60,12 +69,19 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     return summary
 
 
+def this_process(recipe: Recipe) -> torch.device:
+    """This rank's device, with torch's switches set as the recipe declares them."""
+    device = choose_rank_device(recipe.placement.device)
+    configure_torch(device)
+    apply_settings(recipe.overrides)
+    use_compile_cache()
+    return device
+
+
 def train_alone(recipe: Recipe, resume: bool) -> dict[str, Any]:
     """In this process, which is the whole world."""
     folder = open_run_folder(recipe.train.out, resume)
-    device = choose_rank_device(recipe.placement.device)
-    configure_torch(device)
-    use_compile_cache()
+    device = this_process(recipe)
     notices = Notices(stdout_console())
     setting = prepare(recipe, notices, alone(recipe.placement, device), device)
     return train_drafter(setting, folder, colocated_source(setting, notices), notices, resume)
@@ -73,9 +89,7 @@ def train_alone(recipe: Recipe, resume: bool) -> dict[str, Any]:
 
 def train_rank(recipe: Recipe, resume: bool) -> dict[str, Any]:
     """As one rank of a world that a launcher started. A signal's end is no failure here: the launcher sent it."""
-    device = choose_rank_device(recipe.placement.device)
-    configure_torch(device)
-    use_compile_cache()
+    device = this_process(recipe)
     ranks = join(recipe.placement, device)
     notices = Notices(stdout_console() if ranks.first else Console(quiet=True))
     try:
@@ -107,15 +121,12 @@ def rank_folder(recipe: Recipe, ranks: Ranks, resume: bool) -> RunFolder:
     return open_run_folder(recipe.train.out, resume or variables.restart_count() > 0)
 
 
-def colocated_source(setting: Setting, notices: Notices) -> FeatureSource:
-    return LocalChannel(setting.stream.batch, feature_capture(setting, notices))
-
-
 def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, notices: Notices) -> None:
     """A capturing rank's whole run."""
     ranks = setting.ranks
     feeder = ranks.together(lambda: Feeder(setting, feature_capture(setting, notices), outbox))
-    first_step = ranks.gather(ranks.together(lambda: 0))[0]
+    ranks.together(lambda: None)  # while the drafters pass their preflight,
+    first_step = ranks.gather(ranks.together(lambda: 0))[0]  # and find the step to go on from
     with EventLog(folder.events_of(ranks.role.rank), ranks.role.rank) as log:
         log.write(RunStarted(setting.recipe.model_dump(mode="json"), fingerprint()))
         with traced(setting, folder):
@@ -129,15 +140,20 @@ def train_drafter(
 ) -> dict[str, Any]:
     """A training rank's whole run; rank 0 also exports, evaluates and summarises."""
     ranks, recipe = setting.ranks, setting.recipe
+    alarms = ProcessAlarms(SwitchWatch(recipe.overrides, setting.target.device), CompileGuard(), notices)
+    alarms.look("after the target was loaded")
     job = ranks.together(lambda: ready(setting, notices, source, folder))
+    passed = ranks.together(lambda: preflight_of(job, folder, notices))
     with EventLog(folder.events_of(ranks.role.rank), ranks.role.rank) as log:
-        progress = Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
-        loop = Loop(job, folder, log, progress)
+        loop = Loop(job, folder, log, progress_of(job, notices), Watch(job, folder, log, notices), alarms)
         resumed_from = ranks.gather(ranks.together(lambda: restore_newest(loop, notices) if resume else 0))[0]
         if ranks.first:
             folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from if resume else None))
-        log.write(Derived(derived_facts(job)))
+        alarms.record_in(log)
+        log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
+        if passed is not None:
+            log.write(passed)
         try:
             with traced(setting, folder):
                 summary = finish(loop, notices)
@@ -175,6 +191,26 @@ def ready(setting: Setting, notices: Notices, source: FeatureSource, folder: Run
     return job
 
 
+def preflight_of(job: Job, folder: RunFolder, notices: Notices) -> Preflight | None:
+    """Every rank that makes its own features passes the gates. A rank that receives them has none to prove anything on
+    before the channels flow, and one that holds shards cannot take a step for trial: that is said."""
+    if job.capture is not None and not job.ranks.plan.sharded:
+        return preflight(job, folder, notices)
+    notices.section("preflight")
+    notices.say("  not in this placement: `draftline check` and one colocated rank prove the same target and drafter")
+    return None
+
+
+def progress_of(job: Job, notices: Notices) -> Progress:
+    return Progress(
+        "train",
+        job.total_steps,
+        console=notices.console,
+        every=job.recipe.train.log_every,
+        remarks=[override.text for override in job.recipe.overrides],
+    )
+
+
 def foresee(job: Job, folder: RunFolder) -> None:
     """Raise now the InputErrors that would otherwise come after training: of the prompts and of the export's format."""
     if job.recipe.eval.prompts is not None:
@@ -195,16 +231,16 @@ def restore_newest(loop: Loop, notices: Notices) -> int:
 
 
 def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
-    job, folder, started = loop.job, loop.folder, time.perf_counter()
+    job, folder = loop.job, loop.folder
     notices.section("training")
-    try:
-        with loop.progress:
-            loop.run()
-    except Interrupted:
-        job.ranks.leave()
-        raise
+    if job.step.fused is not None:
+        seconds = warm_up(job.step, [job.stream.batch(0)], job.target.dtype, loop.alarms.guard)
+        found = measure(job.step, job.stream.batch(0), job.target.dtype, measure_rates(job.target.device))
+        notices.facts({"warm-up": f"{loop.alarms.guard.kernels} kernels in {seconds:.1f} s", "roofline": judge(found)})
+    started = time.perf_counter()
+    with loop.progress:
+        loop.run()
     seconds = time.perf_counter() - started
-    job.ranks.leave()
     if not job.ranks.first:
         return {}
     checkpoint = newest_checkpoint(folder.checkpoints)
@@ -214,6 +250,7 @@ def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
     export_checkpoint(checkpoint, folder.export, job.recipe.export.format, job.target)
     notices.say(f"  {folder.export} reloads to the same logits")
     reports = evaluate_export(job, folder, loop.log)
+    loop.alarms.look("after the evaluation")
     summary = summarise(job, folder, loop, seconds, reports)
     folder.write_summary(summary)
     notices.section("summary")
