@@ -21,7 +21,6 @@ from draftline.data.inspection import thinking_warning
 from draftline.data.proofs import Example
 from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
-from draftline.decode.proofs import prove_cache
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
@@ -41,7 +40,7 @@ from draftline.train.ranks import Ranks, alone
 from draftline.train.reduction import Reduction, reduction_for
 
 EXAMPLES = 64  # conversations whose rows are proven to be theirs
-PROOF_TOKENS = 256  # of the first row, on which the target is proven
+PROOF_TOKENS = 256  # of the first row, on which a target is proven
 TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
 
 
@@ -161,10 +160,9 @@ def prepare(recipe: Recipe, notices: Notices, ranks: Ranks, device: torch.device
 def setting_of(recipe: Recipe, notices: Notices, ranks: Ranks, target: Target) -> Setting:
     spec, samples = derive_spec(recipe.drafter, target), foreign_samples(recipe)
     stream, examples = row_stream(recipe, target, notices, samples)
-    if target.has_layers:
+    if ranks.role.captures_for_others:  # a rank that trains proves it in its preflight
         sample = stream.batch(0).ids[:1, :PROOF_TOKENS]
         prove_parts(target.model, target.parts, torch.from_numpy(sample).to(target.device))
-        prove_cache(target, sample[0].tolist())
     per_step = recipe.micro_batches_per_step
     if ranks.plan.drafters > per_step and recipe.placement.kind != "auto":
         raise InputError(

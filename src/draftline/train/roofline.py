@@ -26,6 +26,8 @@ STOP_BELOW = 0.5  # of the predicted rate
 WARN_BELOW = 0.65
 MATRIX_SHARE = 0.9
 SHOWN_KERNELS = 5
+LAUNCHES, LAUNCHES_PER_LAYER = 150, 60
+LAUNCH_S = 50e-6  # of a kernel from Python on a slow host; 20 ms for five layers where 19 were measured
 TIMED = 4
 
 
@@ -50,8 +52,10 @@ class Roofline:
         return self.predicted_s / self.measured_s
 
 
-def predict(flop: float, bytes_moved: float, rates: Rates) -> float:
-    return flop / (MATRIX_SHARE * rates.flop_per_s) + bytes_moved / rates.bytes_per_s
+def predict(flop: float, bytes_moved: float, layers: int, rates: Rates) -> float:
+    """Seconds of a micro-batch: products and traffic one after the other, or its launches where those take longer."""
+    device_s = flop / (MATRIX_SHARE * rates.flop_per_s) + bytes_moved / rates.bytes_per_s
+    return max(device_s, (LAUNCHES + layers * LAUNCHES_PER_LAYER) * LAUNCH_S)
 
 
 def measure_rates(device: torch.device) -> Rates:
@@ -72,7 +76,7 @@ def measure(step: DrafterStep, packed: PackedBatch, dtype: torch.dtype, rates: R
         step.forward_backward(batch)
 
     seconds = timed(run, torch.cuda.synchronize, TIMED)
-    found = Roofline(predict(flop, moved, rates), seconds, {})
+    found = Roofline(predict(flop, moved, spec.num_hidden_layers, rates), seconds, {})
     if found.share < WARN_BELOW:
         found = replace(found, kernels=kernel_seconds(run))
     step.drafter.zero_grad(set_to_none=True)
