@@ -66,6 +66,12 @@ def restart_count() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def run_id() -> str | None:
+    """Name of this launch where torchrun was given one (--rdzv-id): the same again for ranks that it starts again."""
+    value = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return None if value == "none" else value
+
+
 def error_file() -> Path | None:
     """Where torch's launcher looks for the reason of this rank's end."""
     value = os.environ.get("TORCHELASTIC_ERROR_FILE")

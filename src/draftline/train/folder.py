@@ -26,6 +26,11 @@ class RunFolder:
         """Output of the ranks that draftline started, by attempt."""
         return self.root / "ranks"
 
+    @property
+    def launch(self) -> Path:
+        """Holds the name of the launch that runs here."""
+        return self.ranks / "launch"
+
     def events_of(self, rank: int) -> Path:
         return self.events if rank == 0 else self.root / f"events-rank{rank}.jsonl"
 

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -79,10 +80,11 @@ def launch(
     logs.mkdir(exist_ok=True)
     recipe_file = logs / "recipe.yaml"
     recipe_file.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    name = f"draftline-{os.getpid()}-{time.time_ns()}"
     for attempt in range(restarts + 1):
         resume = attempt > 0 or bool(complete_checkpoints(folder.checkpoints))
         words = ("train", str(recipe_file), *(["--resume"] if resume else []))
-        outcome = run_attempt(Attempt(plan, world, words, logs, attempt), rank_main)
+        outcome = run_attempt(Attempt(plan, world, words, logs, attempt, name), rank_main)
         if outcome.signal is not None:
             raise interrupted(outcome, folder)
         if outcome.failure is None:
@@ -105,6 +107,7 @@ class Attempt:
     words: tuple[str, ...]
     logs: Path
     number: int
+    launch: str  # a name that no other launch has
 
     def environment(self, local: int, port: int) -> dict[str, str]:
         """What torchrun would set, loopback, a share of the cores, and one visible device."""
@@ -113,7 +116,7 @@ class Attempt:
         return {
             "RANK": str(local), "LOCAL_RANK": str(local), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
             "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "ranks",
+            "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": self.launch,
             "TORCHELASTIC_RESTART_COUNT": str(self.number),
             **({"CUDA_VISIBLE_DEVICES": gpus[local]} if self.world.device == "cuda" else {}),
             **variables.missing(LOOPBACK | {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count))}),

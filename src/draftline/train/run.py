@@ -94,6 +94,7 @@ def train_rank(recipe: Recipe, resume: bool) -> dict[str, Any]:
     notices = Notices(stdout_console() if ranks.first else Console(quiet=True))
     try:
         with ranks.heart.phase("start-up"):
+            resume = resume or is_started_again(recipe, ranks)
             folder = ranks.together(lambda: rank_folder(recipe, ranks, resume))
             if recipe.placement.kind == "auto":
                 placement = choose_placement(recipe, ranks, folder, notices, device)
@@ -105,7 +106,7 @@ def train_rank(recipe: Recipe, resume: bool) -> dict[str, Any]:
             feed(setting, ends, folder, notices)
             return {}
         source = ends if isinstance(ends, FeatureInbox) else colocated_source(setting, notices)
-        return train_drafter(setting, folder, source, notices, resume or variables.restart_count() > 0)
+        return train_drafter(setting, folder, source, notices, resume)
     except Interrupted as interruption:
         notices.say(str(interruption))
         return {}
@@ -114,11 +115,22 @@ def train_rank(recipe: Recipe, resume: bool) -> dict[str, Any]:
         raise
 
 
+def is_started_again(recipe: Recipe, ranks: Ranks) -> bool:
+    """Whether this launch has run before: then it goes on from its newest checkpoint. A torchrun agent counts its own
+    failures only, and none where another host came or went, so the launch's name in the run folder decides too."""
+    kept = RunFolder(Path(recipe.train.out)).launch
+    same = variables.run_id() is not None and kept.is_file() and kept.read_text() == variables.run_id()
+    return any(ranks.gather(variables.restart_count() > 0 or same))
+
+
 def rank_folder(recipe: Recipe, ranks: Ranks, resume: bool) -> RunFolder:
-    """Rank 0 opens the run folder; a world that was started again goes on from what it finds there."""
+    """Rank 0 opens the run folder and leaves the launch's name there."""
     if not ranks.first:
         return RunFolder(Path(recipe.train.out))
-    return open_run_folder(recipe.train.out, resume or variables.restart_count() > 0)
+    folder = open_run_folder(recipe.train.out, resume)
+    folder.ranks.mkdir(exist_ok=True)
+    folder.launch.write_text(variables.run_id() or "")
+    return folder
 
 
 def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, notices: Notices) -> None:
