@@ -66,6 +66,16 @@ def restart_count() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def master() -> tuple[str, int]:
+    """Host and port of the store where the ranks of a world meet."""
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
+def has_agent_store() -> bool:
+    """Whether the launcher keeps that store, so that no rank does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def run_id() -> str | None:
     """Name of this launch where torchrun was given one (--rdzv-id): the same again for ranks that it starts again."""
     value = os.environ.get("TORCHELASTIC_RUN_ID", "none")

@@ -35,6 +35,7 @@ from draftline.train.folder import RunFolder
 from draftline.train.interruption import SIGNALS
 from draftline.train.plan import Plan, World, make_plan, ranks_wanted
 
+LAUNCH = "draftline-"  # how the names of our own launches begin
 RESTARTS = 3  # where the recipe says nothing
 LAST_LINES = 12
 POLL_S = 0.1
@@ -80,7 +81,7 @@ def launch(
     logs.mkdir(exist_ok=True)
     recipe_file = logs / "recipe.yaml"
     recipe_file.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
-    name = f"draftline-{os.getpid()}-{time.time_ns()}"
+    name = f"{LAUNCH}{os.getpid()}-{time.time_ns()}"
     for attempt in range(restarts + 1):
         resume = attempt > 0 or bool(complete_checkpoints(folder.checkpoints))
         words = ("train", str(recipe_file), *(["--resume"] if resume else []))

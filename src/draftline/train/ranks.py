@@ -21,6 +21,7 @@ from draftline.environment import variables
 from draftline.errors import InputError, PeerLost, PlainError
 from draftline.monitor.heartbeat import Heart, Limits, Page, Watch
 from draftline.train.plan import Plan, Role, World, make_plan
+from draftline.train.rendezvous import meet
 
 T = TypeVar("T")
 
@@ -131,7 +132,9 @@ def join(placement: PlacementSection, device: torch.device) -> Ranks:
     folder = Path(tempfile.mkdtemp(prefix="draftline-"))
     heart = Heart(Limits(placement.stall_s, placement.start_up_s), folder / "heart", variables.error_file())
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=placement.start_up_s))
+    store = meet(placement.start_up_s)
+    limit = timedelta(seconds=placement.start_up_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world.ranks, timeout=limit)
     cards: list[Any] = [None] * world.ranks
     dist.all_gather_object(cards, (f"{platform.node()}/{rank // world.ranks_per_host}", str(heart.path)))
     hosts = tuple(card[0] for card in cards)
