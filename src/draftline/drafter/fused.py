@@ -48,7 +48,8 @@ class Matrix:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over masters that changed since the last time; torch counts every change of a tensor."""
+        """Take over masters that changed since the last time, by their version: torch counts changes of a tensor, the
+        optimizer its own (a fused one changes tensors uncounted)."""
         versions = [master._version for master in self.masters]
         if versions != self.versions:
             torch._foreach_copy_(list(self.copy.split(self.rows)), [master.data for master in self.masters])
