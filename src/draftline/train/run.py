@@ -43,7 +43,7 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     apply_settings(recipe.overrides)
     use_compile_cache()
     notices = Notices(stdout_console())
-    alarms = ProcessAlarms(SwitchWatch(recipe.overrides, device), CompileGuard(), notices)
+    alarms = ProcessAlarms(SwitchWatch(recipe.overrides, device), CompileGuard())
     alarms.look("at the start")
     job = assemble(recipe, notices)
     alarms.look("after the target was loaded")
@@ -54,7 +54,7 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
         resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
         log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
-        alarms.record_in(log)
+        alarms.start(loop.watch.raise_all)
         log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
         log.write(passed)
         try:
