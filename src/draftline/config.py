@@ -118,6 +118,7 @@ class TrainSection(Section):
     checkpoint_every: int = Field(500, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1)
     log_every: int = Field(10, ge=1, description="steps between plain progress lines")
+    on_alarm: Literal["warn", "stop"] = Field("warn", description="stop: a severe alarm saves and ends the run")
 
     @model_validator(mode="after")
     def whole_micro_batches(self) -> TrainSection:
@@ -144,6 +145,19 @@ class ExportSection(Section):
     format: Literal["reference", "speculators"] = "reference"
 
 
+class MonitorSection(Section):
+    sinks: tuple[Literal["tensorboard", "trackio", "wandb", "prometheus"], ...] = Field(
+        (), description="where the run's numbers go besides its own events"
+    )
+    project: str = Field("draftline", min_length=1, description="the run's project in trackio and wandb")
+    prometheus_port: int = Field(9187, ge=0, le=65535, description="on 127.0.0.1; 0: any free one, which is printed")
+
+    @field_validator("sinks", mode="before")
+    @classmethod
+    def as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
 class Recipe(Section):
     target: TargetSection
     data: DataSection
@@ -154,6 +168,7 @@ class Recipe(Section):
     placement: PlacementSection = PlacementSection()
     eval: EvalSection = EvalSection()
     export: ExportSection = ExportSection()
+    monitor: MonitorSection = MonitorSection()
 
     @property
     def gamma(self) -> float | None:

@@ -12,6 +12,7 @@ from draftline.drafter.anchors import Blocks, SlotTargets, sample_blocks, slot_t
 from draftline.drafter.attention import DenseAttention, FlexAttention
 from draftline.drafter.losses import LossKind, SlotOutcome, chunk_loss, head_loss
 from draftline.drafter.model import Drafter
+from draftline.monitor.phases import PhaseClock
 from draftline.records import FeatureBatch
 
 
@@ -50,6 +51,7 @@ class DrafterStep:
         self.anchors = anchors
         self.seed = seed
         self.chunk_loss = chunk_loss
+        self.clock = PhaseClock(head.device)
 
     def compile(self) -> None:
         """Compile each layer (one graph for all layers of a kind) and the loss on a chunk of logits, for CUDA."""
@@ -59,9 +61,11 @@ class DrafterStep:
 
     def forward_backward(self, batch: FeatureBatch) -> MicroStep:
         """Adds the gradient of the *undivided* loss sum to the parameters' grads."""
-        blocks = sample_blocks(batch.packed, self.anchors, self.seed)
-        loss_sum, micro = self.forward(batch, blocks.to(batch.taps.device))
-        loss_sum.backward()
+        with self.clock.phase("forward"):
+            blocks = sample_blocks(batch.packed, self.anchors, self.seed)
+            loss_sum, micro = self.forward(batch, blocks.to(batch.taps.device))
+        with self.clock.phase("backward"):
+            loss_sum.backward()
         return micro
 
     def forward(self, batch: FeatureBatch, blocks: Blocks) -> tuple[Tensor, MicroStep]:

@@ -73,7 +73,7 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
         step.compile()
     capture = FeatureCapture(target, spec.target_layer_ids, loss.needs_final)
     store = feature_store(recipe, capture, stream, notices)
-    features = LocalChannel(stream.batch, store or capture, min(total_steps * per_step, len(stream)))
+    features = LocalChannel(stream.batch, store or capture, min(total_steps * per_step, len(stream)), step.clock)
     optimizer = Optimizer(drafter, recipe.optim, total_steps)
     job = Job(
         recipe, target, spec, stream, features, drafter, step, optimizer, total_steps, per_step,

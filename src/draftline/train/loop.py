@@ -11,9 +11,11 @@ from torch import Tensor
 
 from draftline.drafter.step import MicroStep
 from draftline.errors import Interrupted, RunError
-from draftline.monitor.events import CheckpointWritten, EventLog, Step
+from draftline.monitor.events import CheckpointWritten, EventLog, Phases, Step
+from draftline.monitor.health import Watchman
+from draftline.monitor.phases import Lap, PhaseClock, compiled_graphs
 from draftline.monitor.progress import Progress
-from draftline.records import StepReport
+from draftline.records import StepReport, Verdict
 from draftline.train.checkpoint import Checkpoint, write_checkpoint
 from draftline.train.folder import RunFolder
 from draftline.train.interruption import Interruption
@@ -26,6 +28,7 @@ class Launched:
 
     step: int
     numbers: HostNumbers
+    lap: Lap
     tokens: int
     supervised_tokens: int
     lr: float
@@ -39,12 +42,22 @@ class Loop:
     folder: RunFolder
     log: EventLog
     progress: Progress
+    watchman: Watchman
     step: int = 0
     tokens: int = 0
     tokens_this_attempt: int = 0
     last_report: StepReport | None = None
     clock: float = 0.0  # when the last report was made
     saved_step: int | None = None  # of the newest checkpoint, which is never written again
+
+    @property
+    def fatal(self) -> Verdict | None:
+        """The severe verdict that ends the run, where the recipe wants it to."""
+        return self.watchman.severe if self.job.recipe.train.on_alarm == "stop" else None
+
+    @property
+    def phases(self) -> PhaseClock:
+        return self.job.step.clock
 
     def run(self) -> None:
         """Train to the end, or to the first signal; either way the last thing is a checkpoint. Raises Interrupted."""
@@ -57,12 +70,19 @@ class Loop:
                 interruption.received,
                 f"checkpoint of step {self.step} of {self.job.total_steps} saved: go on with --resume",
             )
+        if self.fatal is not None and self.step < self.job.total_steps:
+            raise RunError(
+                f"{self.fatal.name}: {self.fatal.evidence}",
+                f"{self.fatal.remedy}; step {self.step} is saved, go on with --resume (train.on_alarm is stop)",
+            )
 
     def steps(self, interruption: Interruption) -> None:
         job: Job = self.job
         waiting: Launched | None = None  # settled one step late: a GPU never idles while the host reads its numbers
         self.clock = time.perf_counter()
-        while self.step < job.total_steps and interruption.received is None:
+        self.phases.lap()
+        self.phases.step = self.step
+        while self.step < job.total_steps and interruption.received is None and self.fatal is None:
             if self.step and self.step % job.recipe.train.checkpoint_every == 0:
                 self.settle(waiting)
                 waiting = None
@@ -78,7 +98,8 @@ class Loop:
         """Wait for a launched step's numbers, then report, log and show them."""
         if launched is None:
             return
-        numbers = launched.numbers.result()
+        with self.phases.phase("settle"):
+            numbers = launched.numbers.result()
         now = time.perf_counter()
         report = self.report(launched, numbers, now - self.clock)
         self.clock = now
@@ -86,6 +107,7 @@ class Loop:
         self.tokens_this_attempt += report.tokens
         self.last_report = report
         self.log.write(Step(report))
+        self.log.write(timed(launched))
         self.progress.advance(
             tokens=report.tokens, loss=report.loss, proxy_tau=report.proxy_tau, grad_norm=report.grad_norm
         )
@@ -100,8 +122,10 @@ class Loop:
             supervised += int(batch.packed.loss_mask.sum())
         assert micro is not None
         lr = job.optimizer.lr
-        norm = job.optimizer.finish(micro.weight_sum)
-        return Launched(self.step, to_host(micro, norm), tokens, supervised, lr)
+        with self.phases.phase("optimizer"):
+            norm = job.optimizer.finish(micro.weight_sum)
+        lap = self.phases.lap()  # before the numbers: whoever has those can read the lap
+        return Launched(self.step, to_host(micro, norm), lap, tokens, supervised, lr)
 
     def report(self, launched: Launched, numbers: Tensor, seconds: float) -> StepReport:
         """Turn a step's sums into its report; raises RunError where the loss or the gradient is not finite."""
@@ -138,10 +162,11 @@ class Loop:
             "identity": job.identity,
             "recipe": job.recipe.model_dump(mode="json"),
         }
-        path = write_checkpoint(
-            self.folder.checkpoints, job.drafter.state_dict(), job.optimizer.state_tensors(), state,
-            keep=job.recipe.train.keep_checkpoints,
-        )  # fmt: skip
+        with self.phases.phase("checkpoint"):
+            path = write_checkpoint(
+                self.folder.checkpoints, job.drafter.state_dict(), job.optimizer.state_tensors(), state,
+                keep=job.recipe.train.keep_checkpoints,
+            )  # fmt: skip
         size_bytes = sum(file.stat().st_size for file in path.iterdir())
         self.saved_step = self.step
         self.log.write(CheckpointWritten(self.step, str(path), size_bytes, time.perf_counter() - started))
@@ -171,6 +196,20 @@ class HostNumbers:
         if self.done is not None:
             self.done.synchronize()
         return self.host
+
+
+def timed(launched: Launched) -> Phases:
+    lap = launched.lap
+    return Phases(
+        step=launched.step,
+        role="colocated",
+        seconds=lap.seconds,
+        phases=lap.phases(),
+        tokens=launched.tokens,
+        queue_used_bytes=0,
+        queue_limit_bytes=0,
+        graphs=compiled_graphs(),
+    )
 
 
 def to_host(micro: MicroStep, norm: Tensor) -> HostNumbers:

@@ -14,15 +14,17 @@ from draftline.errors import Interrupted, PlainError, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
 from draftline.export.folder import record_tau
 from draftline.export.speculators import speculators_config
-from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded, RunStarted
+from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
+from draftline.monitor.sinks import require
 from draftline.records import EvalReport
 from draftline.target.load import choose_device
 from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
 from draftline.train.folder import RunFolder, open_run_folder
 from draftline.train.job import Job, assemble, derived_facts
 from draftline.train.loop import Loop
+from draftline.train.monitoring import Monitoring
 from draftline.train.publishing import export_checkpoint
 
 
@@ -32,16 +34,17 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     device = choose_device(recipe.placement.device)
     configure_torch(device)
     use_compile_cache()
+    require(recipe.monitor.sinks)
     notices = Notices(stdout_console())
     job = assemble(recipe, notices)
     foresee(job, folder)
-    with EventLog(folder.events) as log:
-        loop = Loop(
-            job, folder, log, Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
-        )
+    with Monitoring(recipe, folder, job.step.clock, fingerprint()) as monitoring:
+        log, watchman = monitoring.enter(notices)
+        progress = Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
+        loop = Loop(job, folder, log, progress, watchman)
         resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
-        log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
+        log.write(monitoring.started(job.total_steps, resumed_from))
         log.write(Derived(derived_facts(job)))
         try:
             summary = finish(loop, notices)
@@ -101,7 +104,8 @@ def evaluate_export(job: Job, folder: RunFolder, log: EventLog) -> list[EvalRepo
     recipe = job.recipe
     if recipe.eval.prompts is None:
         return []
-    report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), job.target)
+    with job.step.clock.phase("evaluation"):
+        report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), job.target)
     log.write(Evaluation(report))
     record_tau(folder.export, [report])
     return [report]
