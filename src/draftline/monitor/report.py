@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import yaml
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -100,8 +101,7 @@ def charts(state: RunState) -> list[Chart]:
         ]  # fmt: skip
     timed = {number: rank for number, rank in sorted(state.ranks.items()) if rank.seconds > 0}
     if timed:
-        rows = {name_of(number, rank): with_rest(rank.phase_seconds, rank.seconds) for number, rank in timed.items()}
-        drawn.append(time_chart(rows))
+        drawn.append(time_chart({name_of(number, rank): rank for number, rank in timed.items()}))
     drawn += rank_charts(state)
     drawn += [chart for report in state.evaluations for chart in slot_chart(report)]
     if len(state.evaluations) > 1:
@@ -124,16 +124,16 @@ def curve(name: str, title: str, series: Series, levels: Sequence[Level] = (), l
 
 
 def rate_chart(state: RunState) -> Chart:
-    """The slope of the tokens seen over the time since the run began."""
-    seen = state.tokens_seen.thinned(SMOOTHED_POINTS * 2)
-    minutes = [(time_s - state.first_s) / 60 for time_s in seen.x]
-    rates = [
-        (seen.y[i] - seen.y[i - 1]) / max(seen.x[i] - seen.x[i - 1], 1e-9) for i in range(1, len(seen.x))
-    ]  # fmt: skip
+    """The slope of the tokens seen, over equal stretches of time of at least two steps."""
+    seen = state.tokens_seen
+    edges = np.linspace(seen.x[0], seen.x[-1], min(SMOOTHED_POINTS, max(len(seen.x) // 2, 1)) + 1)
+    counts = np.interp(edges, seen.x, seen.y)
+    rates = (np.diff(counts) / np.maximum(np.diff(edges), 1e-9)).tolist()
+    minutes = (((edges[1:] + edges[:-1]) / 2 - state.first_s) / 60).tolist()
     best = state.best_tokens_per_s
     levels = [Level(best, f"best so far {short_count(best)}")] if best else []
     y = axis_over([*rates, *(level.y for level in levels)], from_zero=True)
-    return Chart("Tokens per second", line_chart([Line("tokens/s", minutes[1:], rates)], y, "min", levels))
+    return Chart("Tokens per second", line_chart([Line("tokens/s", minutes, rates)], y, "min", levels))
 
 
 def with_rest(phase_seconds: Mapping[str, float], seconds: float) -> dict[str, float]:
@@ -142,10 +142,15 @@ def with_rest(phase_seconds: Mapping[str, float], seconds: float) -> dict[str, f
     return shares | {OTHER: max(1.0 - sum(shares.values()), 0.0)}
 
 
-def time_chart(rows: Mapping[str, Mapping[str, float]]) -> Chart:
+def time_chart(ranks: Mapping[str, RankState]) -> Chart:
+    rows = {name: with_rest(rank.phase_seconds, rank.seconds) for name, rank in ranks.items()}
     present = [name for name in (*PHASES, OTHER) if any(row.get(name, 0.0) >= 0.005 for row in rows.values())]
-    legend = tuple((f"--p-{name}", name) for name in present)
-    return Chart("Where the time went", stacked_bars(rows), legend)
+    words = {name: name for name in present}
+    if len(ranks) == 1:
+        [(row, rank)] = zip(rows.values(), ranks.values(), strict=True)
+        step_ms = rank.seconds / rank.steps_done * 1e3
+        words = {name: f"{name} {row[name]:.1%}, {row[name] * step_ms:.3g} ms a step" for name in present}
+    return Chart("Where the time went", stacked_bars(rows), tuple((f"--p-{name}", words[name]) for name in present))
 
 
 def rank_charts(state: RunState) -> list[Chart]:
@@ -178,7 +183,7 @@ def slot_chart(report: EvalReport) -> list[Chart]:
     slots = {str(slot): share for slot, share in enumerate(report.slot_acceptance, start=1)}
     title = f"Accepted by draft slot, {report.benchmark}"
     note = f"tau {report.tau:.3f} over {report.prompts} prompts, {report.verify_steps:,} steps, {report.engine}"
-    return [Chart(title, bars(slots, 1.0, percent=True), note=note)] if slots else []
+    return [Chart(title, bars(slots, max(slots.values()), percent=True), note=note)] if slots else []
 
 
 def history(state: RunState) -> list[tuple[str, Verdict]]:
