@@ -87,10 +87,12 @@ def short_count(value: float) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """A time as people say it: 42s, 3m05s, 2h07m."""
+    """A time as people say it: 42s, 3m05s, 2h07m, 37d 4h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600}h"

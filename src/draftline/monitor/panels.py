@@ -29,15 +29,16 @@ LEAST_SHARE = 0.005  # what rounds to 0% is not shown
 def screen(state: RunState, now_s: float, width: int) -> Group:
     """Everything, for a terminal of `width` columns. now_s: unix time that the last minute is counted back from."""
     window = state.recent.window(now_s)
+    found = verdicts(state, window)
     return Group(
         header(state, window, now_s, width),
         Text(),
-        *stage_bar(window, width),
+        stage_bar(window, width),
         curves(state, width),
         Text(),
-        ranks(state, window, width),
+        ranks(state, window, width, found),
         Text(),
-        *verdict_lines(verdicts(state, window)),
+        verdict_table(found),
         *alarm_lines(state),
     )
 
@@ -74,30 +75,34 @@ def mean_step_s(rank: RankWindow) -> float:
     return rank.seconds / len(rank.steps) if rank.steps else 0.0
 
 
-def stage_bar(window: Window, width: int) -> list[Text]:
+def stage_bar(window: Window, width: int) -> Text:
     """Data, target, channel and drafter with the share of the time that each works, and who waits for whom."""
     ranks = [rank for rank in window.ranks if rank.steps]
     if not ranks:
-        return [Text("warming up: no step to measure yet", style="dim")]
+        return Text("warming up: no step to measure yet", style="dim")
     targets = window.of("target")
     if not targets:
-        return [proportional([(name, mean(r.share(*phases) for r in ranks)) for name, phases in PARTS.items()], width)]
+        return proportional([(name, mean(r.share(*phases) for r in ranks)) for name, phases in PARTS.items()], width)
     drafters = window.of("drafter")
     put, get = mean(r.share("put") for r in targets), mean(r.share("get") for r in drafters)
     fill = mean(r.queue_fill or 0.0 for r in targets)
-    line = Text("data ")
-    line.append(gauge(1 - mean(r.share("data") for r in targets)))
-    line.append(f" → target {len(targets)}× ").append(gauge(1 - put)).append(f" waits {put:.0%}", style=waiting(put))
-    line.append(f" → channel {fill:.0%} full → drafter {len(drafters)}× ")
-    line.append(gauge(1 - get)).append(f" waits {get:.0%}", style=waiting(get))
-    return [line]
+    cells = 4 if width < NARROW else 8
+    line = Text("data ") if width >= NARROW else Text()
+    if width >= NARROW:
+        line.append(gauge(1 - mean(r.share("data") for r in targets), cells)).append(" → ")
+    line.append(f"target {len(targets)}× ").append(gauge(1 - put, cells)).append(
+        f" waits {put:.0%}", style=waiting(put)
+    )
+    line.append(f" → {fill:.0%} full → drafter {len(drafters)}× ")
+    line.append(gauge(1 - get, cells)).append(f" waits {get:.0%}", style=waiting(get))
+    return line
 
 
 def waiting(share: float) -> str:
     return "yellow" if share >= 0.2 else "dim"
 
 
-def gauge(share: float, cells: int = 6) -> Text:
+def gauge(share: float, cells: int) -> Text:
     full = round(share * cells)
     return Text("█" * full + "░" * (cells - full), style="cyan")
 
@@ -148,8 +153,10 @@ def spark(values: Sequence[float], cells: int) -> str:
     return "".join(SPARKS[min(int((value - low) / span * len(SPARKS)), len(SPARKS) - 1)] for value in shown)
 
 
-def ranks(state: RunState, window: Window, width: int) -> Table:
-    """A row for each rank: what it is, what it does now, and where its time went in the last minute."""
+def ranks(state: RunState, window: Window, width: int, found: Sequence[Verdict]) -> Table:
+    """A row for each rank: what it is, what it does now, and where its time went in the last minute. The ranks that an
+    alarm is about stand out."""
+    blamed = {rank: STYLE[verdict.severity] for verdict in reversed(found) for rank in verdict.ranks}
     table = Table(box=None, pad_edge=False, header_style="dim")
     wide = width >= NARROW
     columns = ["rank", "role", "device", "in phase", "busy", "GiB", "tokens/s", "ms/step"]
@@ -162,7 +169,7 @@ def ranks(state: RunState, window: Window, width: int) -> Table:
         table.add_row(
             str(rank.rank), rank.role, own.device or "–", phase_text(rank, window), percent(rank.utilisation),
             "–" if rank.memory_bytes is None else f"{rank.memory_bytes / GIB:.3g}", short_count(rank.tokens_per_s),
-            f"{mean_step_s(rank) * 1e3:.0f}", *shares,
+            f"{mean_step_s(rank) * 1e3:.0f}", *shares, style=blamed.get(rank.rank, ""),
         )  # fmt: skip
     return table
 
@@ -183,15 +190,15 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-def verdict_lines(found: Sequence[Verdict]) -> list[Text]:
-    lines = []
+def verdict_table(found: Sequence[Verdict]) -> Table:
+    """A dot, the name and the numbers; below them what to do."""
+    table = Table.grid(padding=(0, 1))
     for verdict in found:
-        line = Text("● ", style=STYLE[verdict.severity]).append(verdict.name, style="bold")
-        line.append(f"  {verdict.evidence}", style="default not bold")
-        lines.append(line)
+        line = Text(verdict.name, style="bold").append(f"  {verdict.evidence}", style="not bold")
+        table.add_row(Text("●", style=STYLE[verdict.severity]), line)
         if verdict.remedy and verdict.severity != "ok":
-            lines.append(Text(f"  {verdict.remedy}", style="dim"))
-    return lines
+            table.add_row("", Text(verdict.remedy, style="dim"))
+    return table
 
 
 def alarm_lines(state: RunState) -> list[Text]:

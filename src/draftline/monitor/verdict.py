@@ -15,6 +15,7 @@ from draftline.monitor.window import RankWindow, Window, memory_of
 from draftline.records import Severity, Verdict
 
 SEVERITIES: tuple[Severity, ...] = ("severe", "warning", "note", "ok")
+DEGRADED = "degraded kernels"
 GIB = 2**30
 
 
@@ -25,6 +26,8 @@ def judge(window: Window, best: KnownGood | None, limits: Limits = LIMITS) -> tu
     window always gives the same verdicts. A window without enough steps gives "warming up".
     """
     found = [verdict for rule in RULES for verdict in rule(window, limits)]
+    if not any(verdict.name == DEGRADED for verdict in found):  # more ranks would be no cure for those
+        found += bottleneck(window, limits)
     found += below_best(window, best, limits)
     if not found:
         found = [Verdict("balanced", "ok", balance(window))] if measurable(window, limits) else [WARMING_UP]
@@ -55,7 +58,7 @@ def degraded_kernels(window: Window, limits: Limits) -> Iterator[Verdict]:
             continue
         busy = ", ".join(f"{value:.0%}" for value in known)
         yield Verdict(
-            "degraded kernels",
+            DEGRADED,
             "severe",
             f"{listed(ranks)} limit{'s' if len(ranks) == 1 else ''} the run ({why}), yet the "
             f"device{'s are' if len(known) > 1 else ' is'} {busy} busy; a stage that limits is above "
@@ -165,19 +168,19 @@ def below_best(window: Window, best: KnownGood | None, limits: Limits) -> Iterat
     if share >= 1 - limits.below_best:
         return
     waited = max((mean(s.cpu_wait_share for s in rank.samples) for rank in window.ranks if rank.samples), default=0.0)
-    others = f"; its cores were busy with other processes {waited:.0%} of the time" if waited >= 0.1 else ""
+    others = f"; other processes had its cores {waited:.0%} of the time" if waited >= limits.below_best else ""
     changed = differences(best.fingerprint, best.now)
     yield Verdict(
         "below its own best",
-        "severe" if share < limits.far_below_best else "warning",
+        "severe" if share < limits.far_below_best and not others else "warning",
         f"{short_count(window.tokens_per_s)} tokens/s, {share:.0%} of the {short_count(best.tokens_per_s)} of "
         f"{best.run}{others}" + (f"; since then: {changed}" if changed else ""),
-        "draftline compare with that run says what differs",
+        "end the other processes" if others else "draftline compare with that run says what differs",
     )
 
 
 Rule = Callable[[Window, Limits], Iterator[Verdict]]
 RULES: tuple[Rule, ...] = (
     stalled, degraded_kernels, straggler, unlike_memory, unlike_rate, throttled, recompiling, checkpoint_stalls,
-    memory_creep, bottleneck,
+    memory_creep,
 )  # fmt: skip

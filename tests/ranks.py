@@ -1,5 +1,5 @@
-"""Real ranks for the verdicts' tests: processes that train a small drafter on what other processes capture, timed by the
-real clock and sampler into real event logs, each with the fault that a test gives it."""
+"""Real ranks for the verdicts' tests: processes that train a small drafter on what other processes capture, timed by
+the real clock and sampler into real event logs, each with the fault that a test gives it."""
 
 from __future__ import annotations
 
