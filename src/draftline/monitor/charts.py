@@ -12,6 +12,7 @@ from draftline.monitor.notices import short_count
 
 WIDTH, HEIGHT = 440, 220  # of the view box; the page scales it to its column
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 10, 26
+PALE = ("put", "get", "reduce", "settle", "other")  # waits and rests, drawn in greys
 COLOURS = 8  # --c0 .. --c7 of the page
 
 
@@ -133,7 +134,7 @@ def path(line: Line, x: Axis, y: Axis) -> Markup:
 def stacked_bars(rows: Mapping[str, Mapping[str, float]]) -> Markup:
     """One bar for each row, its parts (name -> share of 1) one after the other in the order given."""
     height, step = TOP + len(rows) * 30 + 6, 30
-    left = 24 + 6.6 * max((len(name) for name in rows), default=0)
+    left = 24 + 7.2 * max((len(name) for name in rows), default=0)
     parts = []
     for number, (name, shares) in enumerate(rows.items()):
         y, x = TOP + number * step, left
@@ -142,7 +143,9 @@ def stacked_bars(rows: Mapping[str, Mapping[str, float]]) -> Markup:
             width = share * (WIDTH - left - RIGHT)
             parts.append(rect(x, y, max(width - 0.7, 0), 21, f"--p-{part}", f"{part} {share:.1%}"))
             if width > 34:
-                parts.append(text(x + width / 2, y + 15, f"{share:.0%}", "middle", "inside"))
+                parts.append(
+                    text(x + width / 2, y + 15, f"{share:.0%}", "middle", "inside-pale" if part in PALE else "inside")
+                )
             x += width
     return svg(parts, height, "where the time went")
 

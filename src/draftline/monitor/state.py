@@ -157,6 +157,7 @@ class RunState:
 
 def read_run(root: Path) -> RunState:
     """The whole run. Raises InputError where the folder is no run."""
-    state = RunState(root)
-    state.feed(RunTail(root).poll())
+    tail, state = RunTail(root), RunState(root)
+    tail.require_run()
+    state.feed(tail.poll())
     return state

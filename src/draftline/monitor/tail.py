@@ -10,14 +10,20 @@ from draftline.monitor.events import LoggedEvent, decode
 
 class RunTail:
     """`poll` gives what has been written since the last call, in the order of time. A last line without its line break
-    waits for the rest of it. Raises InputError where the folder has no event log or one is not readable."""
+    waits for the rest of it. Raises InputError where a line is not readable."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
         self._read_bytes: dict[Path, int] = {}
         self._lines: dict[Path, int] = {}
-        if not (run / "events.jsonl").is_file():
-            raise InputError(f"run {run}: holds no events.jsonl", "name a run folder, such as runs/mine")
+
+    def has_begun(self) -> bool:
+        return (self.run / "events.jsonl").is_file()
+
+    def require_run(self) -> None:
+        """Raises InputError where the folder has no event log."""
+        if not self.has_begun():
+            raise InputError(f"run {self.run}: holds no events.jsonl", "name a run folder, such as runs/mine")
 
     def skip(self) -> None:
         """Leave out what is there already: an earlier attempt's events."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from draftline.monitor.notices import stdout_console
 from draftline.monitor.panels import screen
@@ -17,9 +18,12 @@ REFRESH_S = 1.0
 
 
 def watch(run: Path) -> None:
-    """Show the run until it ends. Raises InputError where the folder is no run."""
+    """Show the run until it ends; one that is still loading is waited for on a terminal. Raises InputError where the
+    folder is no run."""
     console = stdout_console()
     tail, state = RunTail(run), RunState(run)
+    if not console.is_terminal or not run.is_dir():
+        tail.require_run()
     state.feed(tail.poll())
     if not console.is_terminal or state.ended is not None:
         console.print(screen(state, moment(state), console.width))
@@ -28,9 +32,12 @@ def watch(run: Path) -> None:
 
 
 def follow(tail: RunTail, state: RunState, console: Console) -> None:
-    with Live(console=console, auto_refresh=False, transient=False) as live:
+    with Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(screen(state, moment(state), console.width), refresh=True)
+            if tail.has_begun():
+                live.update(screen(state, moment(state), console.width), refresh=True)
+            else:
+                live.update(Text(f"{tail.run}: loading, no event yet", style="dim"), refresh=True)
             if state.ended is not None:
                 return
             time.sleep(REFRESH_S)
