@@ -16,6 +16,9 @@ from draftline.monitor.events import (
     Derived,
     Evaluation,
     Event,
+    Health,
+    Phases,
+    Resources,
     RunEnded,
     RunStarted,
     Step,
@@ -52,7 +55,7 @@ def events_of(run: Path) -> list[Event]:
 def test_the_run_folder(home: Path) -> None:
     run = home / "run"
     assert sorted(path.name for path in run.iterdir()) == [
-        "checkpoints", "events.jsonl", "export", "recipe.yaml", "summary.json",
+        "checkpoints", "events.jsonl", "export", "recipe.yaml", "report.html", "summary.json",
     ]  # fmt: skip
     assert checkpoint_names(run) == ["step-0000002", "step-0000003"]
     assert sorted(path.name for path in (run / "export").iterdir()) == [
@@ -75,7 +78,12 @@ def test_the_summary(home: Path) -> None:
 def test_the_events(home: Path) -> None:
     events = events_of(home / "run")
     kinds = [RunStarted, Derived, Step, Step, CheckpointWritten, Step, CheckpointWritten, Evaluation, RunEnded]
-    assert [type(event) for event in events] == kinds
+    beside = (Phases, Resources, Health)
+    assert [type(event) for event in events if not isinstance(event, beside)] == kinds
+    times = [event for event in events if isinstance(event, Phases)]
+    assert [event.step for event in times] == [0, 1, 2]
+    assert all({"data", "capture", "forward", "backward", "optimizer"} <= event.phases.keys() for event in times)
+    assert all(0.5 * event.seconds < sum(event.phases.values()) <= event.seconds for event in times)
     started, ended = events[0], events[-1]
     assert isinstance(started, RunStarted) and started.resumed_from_step is None
     assert started.recipe == load_recipe(home / "run" / "recipe.yaml").model_dump(mode="json")

@@ -81,7 +81,7 @@ def rich_table(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
 def short_count(value: float) -> str:
     """A count in three figures: 950, 12.3K, 4.56M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if value >= limit:
+        if value >= limit * 0.9995:  # what three figures round up to the limit
             return f"{value / limit:.3g}{unit}"
     return f"{value:.3g}"
 

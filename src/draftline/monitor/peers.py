@@ -22,9 +22,9 @@ def groups(window: Window, limits: Limits) -> Iterator[tuple[RankWindow, ...]]:
 
 
 def straggler(window: Window, limits: Limits) -> Iterator[Verdict]:
-    """Slower in its own work; time spent waiting for others is not counted. The median of two is the faster one."""
+    """Slower in its own work; waits for others and for data are not counted. The median of two is the faster one."""
     for ranks in groups(window, limits):
-        seconds = {rank.rank: rank.median_seconds(*WORK, "data") for rank in ranks}
+        seconds = {rank.rank: rank.median_seconds(*WORK) for rank in ranks}
         usual = median_low(seconds.values())
         for rank, own in seconds.items():
             if own > limits.straggler_factor * usual and own - usual > limits.straggler_s:

@@ -172,7 +172,7 @@ def below_best(window: Window, best: KnownGood | None, limits: Limits) -> Iterat
     changed = differences(best.fingerprint, best.now)
     yield Verdict(
         "below its own best",
-        "severe" if share < limits.far_below_best and not others else "warning",
+        "severe" if share < limits.far_below_best * (1 - waited) else "warning",
         f"{short_count(window.tokens_per_s)} tokens/s, {share:.0%} of the {short_count(best.tokens_per_s)} of "
         f"{best.run}{others}" + (f"; since then: {changed}" if changed else ""),
         "end the other processes" if others else "draftline compare with that run says what differs",
