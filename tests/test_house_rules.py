@@ -30,11 +30,12 @@ def long_functions(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def many_parameters(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """A typer verb declares its options as parameters and is exempt: it takes them from the command line alone."""
+    """Exempt: a typer verb, whose parameters are options of the command line, and a Triton kernel, which cannot take
+    records."""
     for node in functions(tree):
         names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
         count = len([name for name in names if name not in ("self", "cls")])
-        if count > MAX_PARAMETERS and not any(is_verb(decorator) for decorator in node.decorator_list):
+        if count > MAX_PARAMETERS and not any(is_exempt(decorator) for decorator in node.decorator_list):
             yield node.lineno, f"{node.name} has {count} parameters; at most {MAX_PARAMETERS}"
 
 
@@ -44,8 +45,9 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
             yield node
 
 
-def is_verb(decorator: ast.expr) -> bool:
-    return ast.unparse(decorator).startswith("app.command(")
+def is_exempt(decorator: ast.expr) -> bool:
+    text = ast.unparse(decorator)
+    return text.startswith("app.command(") or text == "triton.jit"
 
 
 def broad_excepts(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -132,6 +134,8 @@ class A:
     def f(self, a, b, c, d, e, g, h, i): ...
 @app.command("eval")
 def verb(a, b, c, d, e, g, h, i, j): ...
+@triton.jit
+def kernel(a, b, c, d, e, g, h, i, j): ...
 try: ...
 except (OSError, ValueError): ...
 getattr(module, name)

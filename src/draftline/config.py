@@ -118,7 +118,7 @@ class TrainSection(Section):
     checkpoint_every: int = Field(500, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1)
     log_every: int = Field(10, ge=1, description="steps between plain progress lines")
-    on_alarm: Literal["warn", "stop"] = Field("warn", description="stop: a severe alarm saves and ends the run")
+    on_alarm: Literal["warn", "stop"] = Field("warn", description="stop: save a checkpoint and end the run")
 
     @model_validator(mode="after")
     def whole_micro_batches(self) -> TrainSection:

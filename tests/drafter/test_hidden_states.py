@@ -18,7 +18,7 @@ from drafter_samples import (
     random_document,
     reference_states,
 )
-from draftline.drafter.attention import FlexAttention
+from draftline.drafter.anchors import Blocks
 from draftline.drafter.model import rope_frequencies
 
 ANCHORS = [[3, 9, 12, 17, 28], [1, 2, 8, 0, 0]]
@@ -95,20 +95,8 @@ def test_rope_frequencies_by_hand(parameters, expected, scale: float) -> None:
 def test_blocks_begin_with_the_anchor_token_and_go_on_with_the_mask() -> None:
     spec = make_spec()
     step = make_step(spec)
-    embeds = step.block_embeds(torch.tensor([[7, 9]]))
+    blocks = Blocks(torch.tensor([[1, 3]]), torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool))
+    embeds = step.slot_embeds(torch.tensor([[5, 7, 8, 9]]), blocks, torch.float32)
     table = step.embedding.weight
     assert torch.equal(embeds[0, :, 0], table[[7, 9]])
     assert torch.equal(embeds[0, :, 1:], table[4].expand(2, 4, -1))
-
-
-@pytest.mark.parametrize("name", ["full", "sliding", "mixed", "sliding, bidirectional", "causal everywhere"])
-def test_the_fused_masks_give_the_dense_states(name: str, monkeypatch) -> None:
-    """FlexAttention's own math on the CPU, not compiled: one row of two documents, 64 blocks of 10."""
-    spec = make_spec(block_size=10, **GEOMETRIES[name])
-    step, rng = make_step(spec), np.random.default_rng(3)
-    batch = features([[random_document(rng, spec, 70, 1), random_document(rng, spec, 50, 1)]], 128)
-    anchors = sorted(rng.choice([*range(1, 69), *range(71, 119)], 50, replace=False).tolist()) + [0] * 14
-    blocks = blocks_at(batch, [anchors], [[True] * 50 + [False] * 14])
-    dense = hidden(step, batch, blocks)
-    monkeypatch.setattr("draftline.drafter.step.DenseAttention", FlexAttention)
-    torch.testing.assert_close(hidden(step, batch, blocks), dense, rtol=0, atol=1e-5)

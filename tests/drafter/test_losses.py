@@ -9,7 +9,7 @@ from torch import Tensor
 
 from drafter_samples import GEOMETRIES, features, make_spec, make_step, random_document
 from draftline.drafter import losses
-from draftline.drafter.losses import LossKind, chunk_loss, head_loss, whole_chunks
+from draftline.drafter.losses import LossKind, head_loss, whole_chunks
 from draftline.drafter.step import MicroStep
 from reference import dpace
 
@@ -67,7 +67,7 @@ def test_values_and_gradients_equal_autograd(kind: LossKind, chunk: int, monkeyp
     expected.backward()
     found = hidden.float().requires_grad_(True)
     given = teacher.float() if kind.needs_final else None
-    loss_sum, weight_sum, outcome = head_loss(found, head.float(), label, supervised, given, kind, chunk_loss)
+    loss_sum, weight_sum, outcome = head_loss(found, head.float(), label, supervised, given, kind)
     (3 * loss_sum).backward()
     assert loss_sum.item() == pytest.approx(expected.item(), rel=2e-6)
     assert float(weight_sum) == pytest.approx(weight, rel=2e-6)
@@ -90,7 +90,7 @@ def test_a_target_of_its_own_mind_beats_the_data_token() -> None:
     hidden, head = hidden.float(), head.float()
     for kind in KINDS:
         teacher = hidden.clone() if kind.needs_final else None
-        loss, _, outcome = head_loss(hidden, head, label, supervised, teacher, kind, chunk_loss)
+        loss, _, outcome = head_loss(hidden, head, label, supervised, teacher, kind)
         if kind.needs_final:
             assert outcome.correct.all()
         else:

@@ -151,7 +151,7 @@ def test_new_shapes_are_recompiling(windows: dict[str, Window]) -> None:
 
 def test_slow_checkpoints_are_a_stall(windows: dict[str, Window]) -> None:
     found = named(windows, "slow checkpoints")
-    assert found["checkpoint stalls"].evidence.startswith("a checkpoint takes 0.1")
+    assert found["checkpoint stalls"].evidence.startswith("rank 0 waits 0.1")
 
 
 def test_a_run_is_judged_against_its_own_best(windows: dict[str, Window]) -> None:

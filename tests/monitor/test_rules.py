@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from draftline.monitor.events import CheckpointWritten, GpuSample, Phases, Resources
+from draftline.monitor.events import GpuSample, Phases, Resources
 from draftline.monitor.history import KnownGood
 from draftline.monitor.verdict import judge
 from draftline.monitor.window import RankWindow, Window
@@ -19,12 +19,12 @@ BUSY = {"data": 0.002, "capture": 0.03, "forward": 0.03, "backward": 0.035}
 def rank(number: int = 0, phases: dict[str, float] = BUSY, gpu: GpuSample = GPU, **changes: object) -> RankWindow:
     step = Phases(9, "colocated", 0.1, phases, 1000, 0, 0, 3)
     sample = Resources(f"cuda:{number}", 9, "forward", 995.0, 1.0, 0.0, GIB, GIB, gpu)
-    window = RankWindow(number, "colocated", (step,) * 50, (sample,) * 30, ((999.0, sample),), 60, 999.0)
+    window = RankWindow(number, "colocated", (step,) * 50, (sample,) * 30, ((999.0, sample),), 60, 999.0, ())
     return replace(window, **changes)
 
 
 def names(*ranks: RankWindow, best: KnownGood | None = None, **changes: object) -> list[str]:
-    window = replace(Window(1000.0, ranks, (), False), **changes)
+    window = replace(Window(1000.0, ranks, False), **changes)
     return [f"{verdict.severity}: {verdict.name}" for verdict in judge(window, best)]
 
 
@@ -46,7 +46,7 @@ def test_no_steps_is_warming_up() -> None:
 def test_a_gpu_is_throttled_by_heat_or_a_power_brake_not_by_its_power_cap(
     reasons: tuple[str, ...], expected: list[int]
 ) -> None:
-    window = Window(1000.0, (rank(gpu=replace(GPU, throttle_reasons=reasons, clock_mhz=1200)),), (), False)
+    window = Window(1000.0, (rank(gpu=replace(GPU, throttle_reasons=reasons, clock_mhz=1200)),), False)
     throttled = [verdict for verdict in judge(window, None) if verdict.name == "throttled GPU"]
     assert [number for verdict in throttled for number in verdict.ranks] == expected
     assert all("clock 1200 of 1980 MHz" in verdict.evidence for verdict in throttled)
@@ -69,7 +69,7 @@ def test_the_edges_of_below_its_own_best(best: float, expected: list[str]) -> No
 
 def test_cores_taken_by_others_are_said_and_are_not_severe() -> None:
     sample = replace(rank().samples[0], cpu_wait_share=0.6, gpu=None)
-    window = Window(1000.0, (rank(samples=(sample,) * 30),), (), False)
+    window = Window(1000.0, (rank(samples=(sample,) * 30),), False)
     below = judge(window, KnownGood(30_000, "runs/a", {}, {}))[0]
     assert (below.name, below.severity, below.remedy) == (
         "below its own best", "warning", "end the other processes",
@@ -93,12 +93,12 @@ def test_one_new_graph_is_the_last_lighter_step_and_no_recompiling() -> None:
 
 
 def test_checkpoints_may_take_a_twentieth() -> None:
-    def written(seconds: float) -> tuple[tuple[float, CheckpointWritten], ...]:
-        return tuple((100.0 * n, CheckpointWritten(n, "a", GIB, seconds)) for n in range(4))
+    def saves(seconds: float) -> tuple[tuple[float, float], ...]:
+        return tuple((100.0 * n, seconds) for n in range(4))
 
-    assert names(rank(), checkpoints=written(4.9)) == ["note: drafter-bound"]
-    assert names(rank(), checkpoints=written(5.1))[0] == "warning: checkpoint stalls"
-    assert names(rank(), checkpoints=written(50.0)[:2]) == ["note: drafter-bound"]  # the end follows at once
+    assert names(rank(saves=saves(4.9))) == ["note: drafter-bound"]
+    assert names(rank(saves=saves(5.1)))[0] == "warning: checkpoint stalls"
+    assert names(rank(saves=saves(50.0)[:2])) == ["note: drafter-bound"]  # the end follows at once
 
 
 def test_an_allocator_that_fills_up_is_no_leak() -> None:
@@ -126,7 +126,7 @@ def test_of_two_ranks_that_stand_still_the_one_that_does_not_wait_is_the_cause()
         sample = replace(rank().samples[0], phase=phase, phase_since_s=500.0)
         return rank(number, past_samples=((999.0, sample),))
 
-    window = Window(1000.0, (standing(0, "reduce"), standing(1, "forward"), standing(2, "get")), (), False)
+    window = Window(1000.0, (standing(0, "reduce"), standing(1, "forward"), standing(2, "get")), False)
     stalled = [verdict for verdict in judge(window, None) if verdict.name == "stalled"]
     assert [verdict.ranks for verdict in stalled] == [(1,)]
     assert stalled[0].evidence == "rank 1 has been in forward of step 9 for 8m20s; 2 other ranks wait"

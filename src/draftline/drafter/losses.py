@@ -6,7 +6,6 @@ gradient with respect to the hidden states are computed, and the logits are gone
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor
 from draftline.drafter.anchors import dpace_weights, exponential_weights
 
 CHUNK_LOGITS = 128 * 1024 * 1024  # logits held at once
-ChunkLoss = Callable[[Tensor, Tensor | None, Tensor, Tensor, "LossKind"], tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -49,15 +47,14 @@ def head_loss(
     supervised: Tensor,
     teacher: Tensor | None,
     kind: LossKind,
-    chunk_loss: ChunkLoss,
 ) -> tuple[Tensor, Tensor, SlotOutcome]:
     """(sum of weighted slot losses, sum of weights, outcome). The caller divides after summing over ranks (SPEC 5).
 
     hidden [M, K, d] final-normed states of slots 1..K of M blocks; head [V, d] frozen; label int64 [M, K] data
     tokens; supervised bool [M, K]; teacher [M, K, d] the target's final-normed states at a+k-1, needed by all
-    kinds but `ce`; chunk_loss the function below, plain or compiled. Differentiable in `hidden`.
+    kinds but `ce`. Differentiable in `hidden`.
     """
-    loss_sum, weight_sum, correct = _HeadLoss.apply(hidden, head, label, supervised, teacher, kind, chunk_loss)
+    loss_sum, weight_sum, correct = _HeadLoss.apply(hidden, head, label, supervised, teacher, kind)
     return loss_sum, weight_sum, SlotOutcome(correct, supervised)
 
 
@@ -71,7 +68,6 @@ class _HeadLoss(torch.autograd.Function):
         supervised: Tensor,
         teacher: Tensor | None,
         kind: LossKind,
-        chunk_loss: ChunkLoss,
     ) -> tuple[Tensor, Tensor, Tensor]:
         blocks, slots, _ = hidden.shape
         chunk = whole_chunks(blocks, max(1, CHUNK_LOGITS // (slots * head.shape[0])))
@@ -107,7 +103,7 @@ def head_product(states: Tensor, head: Tensor) -> Tensor:
 
 
 def whole_chunks(blocks: int, limit: int) -> int:
-    """Largest divisor of `blocks` up to `limit`: all chunks alike, so one compiled shape serves them."""
+    """Largest divisor of `blocks` up to `limit`: all chunks alike."""
     return next(size for size in range(min(limit, blocks), 0, -1) if blocks % size == 0)
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from draftline.drafter.anchors import Blocks, SlotTargets, sample_blocks, slot_targets, to_device
-from draftline.drafter.attention import DenseAttention, FlexAttention
-from draftline.drafter.losses import LossKind, SlotOutcome, chunk_loss, head_loss
+from draftline.drafter.attention import DenseAttention
+from draftline.drafter.losses import LossKind, SlotOutcome, head_loss
 from draftline.drafter.model import Drafter
 from draftline.monitor.phases import PhaseClock
 from draftline.records import FeatureBatch
+
+if TYPE_CHECKING:
+    from draftline.drafter.fused import FusedDrafter
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,10 @@ class MicroStep:
 
 
 class DrafterStep:
-    """The drafter and the two frozen pieces that it borrows from its target: `embedding` and the head weight [V, d]."""
+    """The drafter and the two frozen pieces that it borrows from its target: `embedding` and the head weight [V, d].
+
+    On CUDA the written-out step of `fused.py` runs, elsewhere the plain model under autograd: the reference.
+    """
 
     def __init__(
         self, drafter: Drafter, embedding: nn.Module, head: Tensor, loss: LossKind, anchors: int, seed: int
@@ -50,57 +57,107 @@ class DrafterStep:
         self.loss = loss
         self.anchors = anchors
         self.seed = seed
-        self.chunk_loss = chunk_loss
+        self.fused = fused_drafter(drafter, head.dtype) if head.is_cuda else None
         self.clock = PhaseClock(head.device)
-
-    def compile(self) -> None:
-        """Compile each layer (one graph for all layers of a kind) and the loss on a chunk of logits, for CUDA."""
-        for layer in self.drafter.layers:
-            layer.compile(fullgraph=True, dynamic=False)
-        self.chunk_loss = torch.compile(chunk_loss, fullgraph=True, dynamic=False)
 
     def forward_backward(self, batch: FeatureBatch) -> MicroStep:
         """Adds the gradient of the *undivided* loss sum to the parameters' grads."""
         with self.clock.phase("forward"):
             blocks = sample_blocks(batch.packed, self.anchors, self.seed)
-            loss_sum, micro = self.forward(batch, blocks.to(batch.taps.device))
+            if self.fused is not None:
+                return self.fused_pass(batch, place(batch, blocks, self.drafter.spec.block_size), self.fused)
+            loss_sum, micro = self.forward(batch, blocks)
         with self.clock.phase("backward"):
             loss_sum.backward()
         return micro
 
     def forward(self, batch: FeatureBatch, blocks: Blocks) -> tuple[Tensor, MicroStep]:
-        packed = batch.packed
-        stacked = np.stack([packed.ids, packed.loss_mask, packed.document, packed.position])  # one copy to the device
-        ids, mask, document, position = to_device(torch.from_numpy(stacked), batch.taps.device)
-        mask = mask.bool()
-        slots = slot_targets(ids, mask, document, blocks, self.drafter.spec.block_size)
-        hidden = self.hidden(batch.taps, ids, position, blocks)  # [R, N, B, d]
-        teacher = gather_teacher(batch.final, slots) if self.loss.needs_final else None
+        """(undivided loss sum, the step's sums) of blocks on the host; differentiable where the plain model runs."""
+        placed = place(batch, blocks, self.drafter.spec.block_size)
+        hidden = self.hidden(batch.taps, placed.ids, placed.position, placed.blocks)  # [R, N, B, d]
         loss_sum, weight_sum, outcome = head_loss(
-            hidden[:, :, 1:].flatten(0, 1), self.head, slots.label.flatten(0, 1), slots.supervised.flatten(0, 1),
-            teacher, self.loss, self.chunk_loss,
+            hidden[:, :, 1:].flatten(0, 1), self.head, placed.slots.label.flatten(0, 1),
+            placed.slots.supervised.flatten(0, 1), self.teacher(batch, placed), self.loss,
         )  # fmt: skip
-        return loss_sum, tally(loss_sum.detach(), weight_sum, outcome, blocks, eligible_rank(mask, document))
+        return loss_sum, placed.tally(loss_sum.detach(), weight_sum, outcome)
+
+    def fused_pass(self, batch: FeatureBatch, placed: Placed, fused: FusedDrafter) -> MicroStep:
+        from draftline.drafter.fused_loss import head_loss_and_gradient  # needs Triton
+
+        where = fused.place(placed.blocks, placed.position)
+        embeds = self.slot_embeds(placed.ids, placed.blocks, batch.taps.dtype)
+        hidden, tape = fused.forward(embeds.flatten(0, 2), batch.taps.flatten(0, 1), where)
+        done = head_loss_and_gradient(
+            hidden.unflatten(0, (-1, self.drafter.spec.block_size)), self.head, placed.slots.label.flatten(0, 1),
+            placed.slots.supervised.flatten(0, 1), self.teacher(batch, placed), self.loss, placed.kept,
+        )  # fmt: skip
+        with self.clock.phase("backward"):
+            fused.backward(done.hidden.flatten(0, 1), tape, where)
+        return placed.tally(done.loss_sum, done.weight_sum, done.outcome)
+
+    def teacher(self, batch: FeatureBatch, placed: Placed) -> Tensor | None:
+        return gather_teacher(batch.final, placed.slots) if self.loss.needs_final else None
 
     def hidden(self, taps: Tensor, ids: Tensor, position: Tensor, blocks: Blocks) -> Tensor:
         """Final-normed states of every slot of every block, [R, N, B, d]. taps [R, S, K*d], ids and position [R, S]."""
         size = self.drafter.spec.block_size
-        attention = FlexAttention if taps.is_cuda else DenseAttention
-        attend = attention(self.drafter.spec, blocks, ids.shape[1])
+        embeds = self.slot_embeds(ids, blocks, taps.dtype)
+        if self.fused is not None:
+            z, _ = self.fused.forward(embeds.flatten(0, 2), taps.flatten(0, 1), self.fused.place(blocks, position))
+            return z.view_as(embeds)
+        attend = DenseAttention(self.drafter.spec, blocks, ids.shape[1])
         offset = torch.arange(size, device=ids.device)
         block_position = position.gather(1, blocks.anchor)[..., None] + offset
-        embeds = self.block_embeds(ids.gather(1, blocks.anchor)).to(taps.dtype)
-        c = self.drafter.context(taps)
-        z = self.drafter(embeds.flatten(1, 2), block_position.flatten(1), c, position, attend)
+        z = self.drafter(embeds.flatten(1, 2), block_position.flatten(1), self.drafter.context(taps), position, attend)
         return z.unflatten(1, (-1, size))
 
     @torch.no_grad()
-    def block_embeds(self, anchor_ids: Tensor) -> Tensor:
-        """[..., B, d]: the anchor's embedding in slot 0, the mask token's in every other slot."""
+    def slot_embeds(self, ids: Tensor, blocks: Blocks, dtype: torch.dtype) -> Tensor:
+        """[R, N, B, d]: the anchor's embedding in slot 0, the mask token's in every other slot."""
         spec = self.drafter.spec
-        mask = torch.full((1,), spec.mask_token_id, dtype=anchor_ids.dtype, device=anchor_ids.device)
+        anchor_ids = ids.gather(1, blocks.anchor)
+        mask = torch.full((1,), spec.mask_token_id, dtype=ids.dtype, device=ids.device)
         first, rest = self.embedding(anchor_ids), self.embedding(mask)[0]
-        return torch.cat([first[..., None, :], rest.expand(*anchor_ids.shape, spec.block_size - 1, -1)], dim=-2)
+        embeds = torch.cat([first[..., None, :], rest.expand(*anchor_ids.shape, spec.block_size - 1, -1)], dim=-2)
+        return embeds.to(dtype)
+
+
+def fused_drafter(drafter: Drafter, dtype: torch.dtype) -> FusedDrafter:
+    from draftline.drafter.fused import FusedDrafter  # needs Triton, which only CUDA builds of torch bring
+
+    return FusedDrafter(drafter, dtype)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A micro-batch's tokens and blocks on the device of its features."""
+
+    ids: Tensor  # int64 [R, S]
+    mask: Tensor  # bool [R, S]
+    document: Tensor  # int64 [R, S]
+    position: Tensor  # int64 [R, S]
+    blocks: Blocks
+    kept: Tensor  # int64: numbers of the blocks among R*N that carry weight, counted on the host
+    slots: SlotTargets
+
+    def tally(self, loss_sum: Tensor, weight_sum: Tensor, outcome: SlotOutcome) -> MicroStep:
+        return tally(loss_sum, weight_sum, outcome, self.blocks, eligible_rank(self.mask, self.document))
+
+
+def place(batch: FeatureBatch, blocks: Blocks, block_size: int) -> Placed:
+    """All in one copy from the host, which does not wait for the device. blocks: on the host."""
+    packed, shape = batch.packed, batch.packed.ids.shape
+    parts = (
+        packed.ids, packed.loss_mask, packed.document, packed.position, blocks.anchor.numpy(), blocks.start.numpy(),
+        blocks.keep.numpy(), np.flatnonzero(blocks.keep.numpy()),
+    )  # fmt: skip
+    flat = torch.from_numpy(np.concatenate([part.ravel() for part in parts], dtype=np.int64))
+    *there, kept = to_device(flat, batch.taps.device).split([part.size for part in parts])
+    ids, mask, document, position = (part.view(shape) for part in there[:4])
+    anchor, start, keep = (part.view(blocks.anchor.shape) for part in there[4:])
+    placed = Blocks(anchor, start, keep.bool())
+    slots = slot_targets(ids, mask.bool(), document, placed, block_size)
+    return Placed(ids, mask.bool(), document, position, placed, kept, slots)
 
 
 def gather_teacher(final: Tensor | None, slots: SlotTargets) -> Tensor:

@@ -123,20 +123,21 @@ def recompiling(window: Window, limits: Limits) -> Iterator[Verdict]:
 
 
 def checkpoint_stalls(window: Window, limits: Limits) -> Iterator[Verdict]:
-    written = [(time_s, event) for time_s, event in window.checkpoints]
-    if len(written) < 3:  # the last one may follow the one before it at once
-        return
-    each = mean(event.seconds for _, event in written)
-    apart = (written[-1][0] - written[0][0]) / (len(written) - 1)
-    if each > limits.checkpoint_share * apart:
-        size = mean(event.size_bytes for _, event in written) / GIB
-        yield Verdict(
-            "checkpoint stalls",
-            "warning",
-            f"a checkpoint takes {each:.2g} s for {size:.2g} GiB, one every {apart:.3g} s: {each / apart:.0%} of the "
-            "time",
-            "raise train.checkpoint_every, or put train.out on a faster disk",
-        )
+    """Only the time in which the loop waits for it counts: what is written beside the training costs nothing."""
+    for rank in window.ranks:
+        if len(rank.saves) < 3:  # the last one may follow the one before it at once
+            continue
+        each = mean(seconds for _, seconds in rank.saves)
+        apart = (rank.saves[-1][0] - rank.saves[0][0]) / (len(rank.saves) - 1)
+        if each > limits.checkpoint_share * apart:
+            yield Verdict(
+                "checkpoint stalls",
+                "warning",
+                f"rank {rank.rank} waits {each:.2g} s for a checkpoint, every {apart:.3g} s: {each / apart:.0%} of the "
+                "time",
+                "raise train.checkpoint_every, or put train.out on a faster disk",
+                (rank.rank,),
+            )
 
 
 def memory_creep(window: Window, limits: Limits) -> Iterator[Verdict]:

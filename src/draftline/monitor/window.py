@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from draftline.monitor.events import CheckpointWritten, LoggedEvent, Phases, Resources, Role, RunEnded, RunStarted
+from draftline.monitor.events import LoggedEvent, Phases, Resources, Role, RunEnded, RunStarted
 from draftline.monitor.phases import Phase
 
 WINDOW_S = 60.0
@@ -15,7 +15,7 @@ FEWEST_STEPS = 8  # of long steps more than the window's are taken, so that ther
 WARM_UP_STEPS = 5  # the first steps of a process compile, fill caches and allocate: they are no sample of its rate
 KEPT_STEPS = 4096
 KEPT_SAMPLES = 300  # ten minutes: a leak is slower than a window
-KEPT_CHECKPOINTS = 20
+KEPT_SAVES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class RankWindow:
     past_samples: tuple[tuple[float, Resources], ...]  # (unix time, sample), up to ten minutes, warm-up left out
     steps_done: int  # since this attempt began, warm-up included
     heard_s: float  # when the last event of this rank was written
+    saves: tuple[tuple[float, float], ...]  # (unix time, seconds) of the last steps that a checkpoint held up
 
     @property
     def seconds(self) -> float:
@@ -77,7 +78,6 @@ class RankWindow:
 class Window:
     end_s: float
     ranks: tuple[RankWindow, ...]  # ascending
-    checkpoints: tuple[tuple[float, CheckpointWritten], ...]  # (unix time, event), of this attempt
     ended: bool
 
     def of(self, *roles: Role) -> tuple[RankWindow, ...]:
@@ -111,6 +111,7 @@ class RankRecord:
     role: Role = "colocated"
     steps: deque[tuple[float, Phases]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     samples: deque[tuple[float, Resources]] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
+    saves: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_SAVES))
     newest: tuple[float, Resources] | None = None
     steps_done: int = 0
     heard_s: float = 0.0
@@ -120,6 +121,8 @@ class RankRecord:
         if isinstance(logged.event, Phases):
             self.role = logged.event.role
             self.steps_done += 1
+            if logged.event.phases.get("checkpoint", 0.0) > 0:
+                self.saves.append((logged.time_s, logged.event.phases["checkpoint"]))
             if self.steps_done > WARM_UP_STEPS:
                 self.steps.append((logged.time_s, logged.event))
         elif isinstance(logged.event, Resources):
@@ -140,6 +143,7 @@ class RankRecord:
             past_samples=past,
             steps_done=self.steps_done,
             heard_s=self.heard_s,
+            saves=tuple(self.saves),
         )
 
 
@@ -149,19 +153,15 @@ class Recent:
 
     def __init__(self) -> None:
         self._ranks: dict[int, RankRecord] = {}
-        self._checkpoints: deque[tuple[float, CheckpointWritten]] = deque(maxlen=KEPT_CHECKPOINTS)
         self._ended = False
 
     def feed(self, events: Iterable[LoggedEvent]) -> None:
         for logged in events:
             if isinstance(logged.event, RunStarted):
                 self._ranks.clear()
-                self._checkpoints.clear()
                 self._ended = False
             elif isinstance(logged.event, RunEnded):
                 self._ended = True
-            elif isinstance(logged.event, CheckpointWritten):
-                self._checkpoints.append((logged.time_s, logged.event))
             elif isinstance(logged.event, Phases | Resources):
                 self._ranks.setdefault(logged.rank, RankRecord()).add(logged)
 
@@ -169,4 +169,4 @@ class Recent:
         """The `length_s` before `end_s` (unix time)."""
         start_s = end_s - length_s
         ranks = tuple(record.window(rank, start_s) for rank, record in sorted(self._ranks.items()))
-        return Window(end_s, ranks, tuple(self._checkpoints), self._ended)
+        return Window(end_s, ranks, self._ended)

@@ -16,7 +16,6 @@ from draftline.data.conversations import read_conversations
 from draftline.data.inspection import thinking_warning
 from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
-from draftline.drafter.attention import anchors_per_tile_multiple
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
@@ -67,10 +66,9 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     per_step = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
     total_steps = count_steps(recipe, stream, per_step)
     loss = LossKind(recipe.loss.kind, recipe.loss.weights, recipe.gamma, recipe.loss.alpha)
-    anchors = anchors_for(recipe, device)
-    step = DrafterStep(drafter, target.parts.embedding, target.parts.head.weight, loss, anchors, recipe.train.seed)
-    if device.type == "cuda":
-        step.compile()
+    step = DrafterStep(
+        drafter, target.parts.embedding, target.parts.head.weight, loss, recipe.train.anchors, recipe.train.seed
+    )
     capture = FeatureCapture(target, spec.target_layer_ids, loss.needs_final)
     store = feature_store(recipe, capture, stream, notices)
     features = LocalChannel(stream.batch, store or capture, min(total_steps * per_step, len(stream)), step.clock)
@@ -186,18 +184,6 @@ def weights_text(recipe: Recipe) -> str:
     if recipe.loss.weights == "dpace":
         return f"D-PACE weights, alpha {recipe.loss.alpha:g}"
     return f"exponential weights, gamma {recipe.gamma:g}"
-
-
-def anchors_for(recipe: Recipe, device: torch.device) -> int:
-    """Blocks per row. On CUDA the fused attention wants whole tiles of queries, which the recipe must say itself."""
-    multiple = anchors_per_tile_multiple(recipe.drafter.block_size)
-    if device.type == "cuda" and (recipe.train.anchors % multiple or recipe.data.sequence_length % 128):
-        raise InputError(
-            f"train.anchors {recipe.train.anchors} and data.sequence_length {recipe.data.sequence_length} do not fill "
-            f"whole attention tiles",
-            f"on CUDA give anchors a multiple of {multiple} and sequence_length a multiple of 128",
-        )
-    return recipe.train.anchors
 
 
 def run_identity(recipe: Recipe, target: Target, spec: DrafterSpec, stream: RowStream) -> dict[str, Any]:

@@ -1,0 +1,284 @@
+"""The drafter on CUDA: forward and backward written out, so that each tensor is kept, recomputed or freed on purpose.
+
+Products are cuBLAS on copies of the fp32 masters in the compute dtype; their weight gradients are added straight into
+fp32 (`out_dtype`), with no pass of their own. What lies between products is one Triton kernel each (`kernels/`).
+Nothing here is traced or compiled by torch: no recompilation, no graph break, no tracing flag that another thread
+could see.
+
+Kept per layer for the backward: its input, q/k/v before norm and RoPE, attention's output, the middle of the residual
+stream, and gate and up. Norms, RoPE and SwiGLU are computed again, which is cheaper than keeping them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from draftline.drafter.anchors import Blocks
+from draftline.drafter.kernels.attention import BlockAttention
+from draftline.drafter.kernels.pointwise import (
+    head_norm_rope,
+    head_norm_rope_backward,
+    rms_norm,
+    rms_norm_backward,
+    swiglu,
+    swiglu_backward,
+)
+from draftline.drafter.model import Drafter, DrafterLayer, Linear
+from draftline.drafter.visibility import Geometry, tilings, visible
+from draftline.errors import InputError
+from draftline.records import DrafterSpec
+
+RopeHalves = tuple[Tensor, Tensor]  # cos and sin, float32 [positions, rotary/2]
+
+
+class Matrix:
+    """The weights of one product: linear layers stacked by rows, as fp32 masters and as a copy to compute with."""
+
+    def __init__(self, linears: Iterable[Linear], dtype: torch.dtype) -> None:
+        self.masters = [linear.weight for linear in linears]
+        self.rows = [len(master) for master in self.masters]
+        width, device = self.masters[0].shape[1], self.masters[0].device
+        self.copy = torch.empty((sum(self.rows), width), dtype=dtype, device=device)
+        self.versions = [-1] * len(self.masters)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over masters that changed since the last time; torch counts every change of a tensor."""
+        versions = [master._version for master in self.masters]
+        if versions != self.versions:
+            torch._foreach_copy_(list(self.copy.split(self.rows)), [master.data for master in self.masters])
+            self.versions = versions
+
+    def add_gradient(self, dy: Tensor, x: Tensor) -> None:
+        """grad += dy^T x in fp32. dy [M, rows of the stack], x [M, width]."""
+        for master, part in zip(self.masters, dy.split(self.rows, dim=1), strict=True):
+            add_product(master, part, x)
+
+
+def add_product(master: Tensor, dy: Tensor, x: Tensor) -> None:
+    if x.dtype == torch.float32:
+        product = dy.t() @ x
+        master.grad = product if master.grad is None else master.grad.add_(product)
+    elif master.grad is None:
+        master.grad = torch.mm(dy.t(), x, out_dtype=torch.float32)
+    else:
+        torch.addmm(master.grad, dy.t(), x, out_dtype=torch.float32, out=master.grad)
+
+
+def add_vector(parameter: Tensor, gradient: Tensor) -> None:
+    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+class FusedLayer:
+    """One layer's matrices and norms."""
+
+    def __init__(self, layer: DrafterLayer, dtype: torch.dtype) -> None:
+        self.layer = layer
+        attention, mlp = layer.self_attn, layer.mlp
+        self.qkv = Matrix((attention.q_proj, attention.k_proj, attention.v_proj), dtype)
+        self.o = Matrix((attention.o_proj,), dtype)
+        self.gate_up = Matrix((mlp.gate_proj, mlp.up_proj), dtype)
+        self.down = Matrix((mlp.down_proj,), dtype)
+        self.queries = self.qkv.rows[0]
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.qkv, self.o, self.gate_up, self.down
+
+    @property
+    def key_value(self) -> Tensor:
+        """[2 kv heads D, d]: what turns context features into keys and values."""
+        return self.qkv.copy[self.queries :]
+
+    def add_context_gradient(self, dkv: Tensor, c: Tensor) -> None:
+        for master, part in zip(self.qkv.masters[1:], dkv.split(self.qkv.rows[1:], dim=1), strict=True):
+            add_product(master, part, c)
+
+
+@dataclass
+class LayerTape:
+    """What a layer's backward needs, M = R*Q slots and C = R*S context positions."""
+
+    z: Tensor  # [M, d]
+    qkv: Tensor  # [M, (heads + 2 kv heads) D] before norm and RoPE
+    kv: Tensor  # [C, 2 kv heads D]
+    out: Tensor  # [R, Q, heads, D]
+    lse: Tensor  # [R, heads, Q]
+    middle: Tensor  # [M, d]
+    gate_up: Tensor  # [M, 2 f]
+
+
+@dataclass
+class Tape:
+    layers: list[LayerTape]
+    taps: Tensor
+    mixed: Tensor  # fc's output [C, d]
+    c: Tensor
+    last: Tensor  # the last layer's output [M, d]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a micro-batch's blocks stand: attention of every layer, and RoPE of block slots and of the context."""
+
+    rows: int
+    attention: tuple[BlockAttention, ...]
+    rope_block: RopeHalves
+    rope_context: RopeHalves
+
+
+class FusedDrafter:
+    """`forward` leaves a tape, `backward` uses it up and adds to the masters' gradients."""
+
+    def __init__(self, drafter: Drafter, dtype: torch.dtype) -> None:
+        if drafter.spec.attention_bias:
+            raise InputError("the drafter has attention biases, which the CUDA step does not train")
+        self.drafter = drafter
+        self.spec: DrafterSpec = drafter.spec
+        self.fc = Matrix((drafter.fc,), dtype)
+        self.layers = [FusedLayer(cast(DrafterLayer, layer), dtype) for layer in drafter.layers]
+        self.tiling = tilings(self.spec.head_dim, dtype)
+        self.kinds = [(self.spec.window(i), self.spec.causal(i)) for i in range(self.spec.num_hidden_layers)]
+
+    def refresh(self) -> None:
+        for matrix in (self.fc, *(matrix for layer in self.layers for matrix in layer.matrices)):
+            matrix.refresh()
+
+    def place(self, blocks: Blocks, position: Tensor) -> Place:
+        """From anchors and context positions int64 [R, S], both on the device."""
+        spec, length = self.spec, position.shape[1]
+        made: dict[tuple[int | None, bool], BlockAttention] = {}
+        for window, causal in self.kinds:
+            if (window, causal) not in made:
+                geometry = Geometry(
+                    spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.block_size, causal
+                )
+                seen = visible(blocks, length, geometry, window, self.tiling)
+                made[window, causal] = BlockAttention(geometry, self.tiling, seen)
+        offset = torch.arange(spec.block_size, device=position.device)
+        slots = position.gather(1, blocks.anchor)[..., None] + offset
+        attention = tuple(made[kind] for kind in self.kinds)
+        return Place(len(position), attention, self.rope(slots), self.rope(position))
+
+    def rope(self, position: Tensor) -> RopeHalves:
+        angle = position.reshape(-1, 1).float() * self.drafter.inv_freq
+        return angle.cos() * self.drafter.rope_scale, angle.sin() * self.drafter.rope_scale
+
+    @torch.no_grad()
+    def forward(self, embeds: Tensor, taps: Tensor, place: Place) -> tuple[Tensor, Tape]:
+        """Final-normed states [M, d] of all slots. embeds [M, d], taps [C, K*d]."""
+        self.refresh()
+        mixed = taps @ self.fc.copy.t()
+        c = rms_norm(mixed, self.drafter.hidden_norm.weight, self.spec.rms_norm_eps)
+        z, tapes = embeds, []
+        for layer, attention in zip(self.layers, place.attention, strict=True):
+            z, tape = self.layer_forward(layer, z, c, place, attention)
+            tapes.append(tape)
+        y = rms_norm(z, self.drafter.norm.weight, self.spec.rms_norm_eps)
+        return y, Tape(tapes, taps, mixed, c, z)
+
+    def layer_forward(
+        self, layer: FusedLayer, z: Tensor, c: Tensor, place: Place, attention: BlockAttention
+    ) -> tuple[Tensor, LayerTape]:
+        eps = self.spec.rms_norm_eps
+        qkv = rms_norm(z, layer.layer.input_layernorm.weight, eps) @ layer.qkv.copy.t()
+        kv = c @ layer.key_value.t()
+        q, keys = self.rotated(layer, qkv, kv, place)
+        out, lse = attention.forward(q, *keys)
+        middle = torch.addmm(z, out.flatten(0, 1).flatten(1), layer.o.copy.t())
+        gate_up = rms_norm(middle, layer.layer.post_attention_layernorm.weight, eps) @ layer.gate_up.copy.t()
+        z_next = torch.addmm(middle, swiglu(gate_up), layer.down.copy.t())
+        return z_next, LayerTape(z, qkv, kv, out, lse, middle, gate_up)
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Views [M, heads, D] of q, k and v; q is empty for a tensor of keys and values."""
+        heads = qkv.unflatten(-1, (-1, self.spec.head_dim))
+        kv_heads = self.spec.num_key_value_heads
+        return heads[:, : -2 * kv_heads], heads[:, -2 * kv_heads : -kv_heads], heads[:, -kv_heads:]
+
+    def rotated(
+        self, layer: FusedLayer, qkv: Tensor, kv: Tensor, place: Place
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """q [R, Q, heads, D] and the keys' four tensors k_context, v_context, k_block, v_block, normed and rotated."""
+        attention, eps = layer.layer.self_attn, self.spec.rms_norm_eps
+        q, k, v = self.split(qkv)
+        _, k_context, v_context = self.split(kv)
+        q = head_norm_rope(q, attention.q_norm.weight, eps, place.rope_block)
+        k = head_norm_rope(k, attention.k_norm.weight, eps, place.rope_block)
+        k_context = head_norm_rope(k_context, attention.k_norm.weight, eps, place.rope_context)
+        q, *keys = (t.unflatten(0, (place.rows, -1)) for t in (q, k_context, v_context, k, v))
+        return q, (keys[0], keys[1], keys[2], keys[3])
+
+    @torch.no_grad()
+    def backward(self, dy: Tensor, tape: Tape, place: Place) -> None:
+        """dy [M, d]: gradient of the final-normed states."""
+        eps, drafter = self.spec.rms_norm_eps, self.drafter
+        dz, dw = rms_norm_backward(tape.last, drafter.norm.weight, eps, dy)
+        add_vector(drafter.norm.weight, dw)
+        dc: Tensor | None = None
+        for layer, attention in zip(reversed(self.layers), reversed(place.attention), strict=True):
+            dz, dc = self.layer_backward(layer, tape.layers.pop(), tape.c, dz, dc, place, attention)
+        assert dc is not None
+        dmixed, dw = rms_norm_backward(tape.mixed, drafter.hidden_norm.weight, eps, dc)
+        add_vector(drafter.hidden_norm.weight, dw)
+        self.fc.add_gradient(dmixed, tape.taps)
+
+    def layer_backward(
+        self, layer: FusedLayer, tape: LayerTape, c: Tensor, dz: Tensor, dc: Tensor | None, place: Place,
+        attention: BlockAttention,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """(dz of the layer's input, dc so far)."""
+        dmiddle = self.mlp_backward(layer, tape, dz)
+        dout = (dmiddle @ layer.o.copy).view_as(tape.out)
+        layer.o.add_gradient(dmiddle, tape.out.flatten(0, 1).flatten(1))
+        dqkv, dkv = self.attention_backward(layer, tape, dout, place, attention)
+        u = torch.empty_like(tape.z)
+        norm = layer.layer.input_layernorm.weight
+        dz, dw = rms_norm_backward(tape.z, norm, self.spec.rms_norm_eps, dqkv @ layer.qkv.copy, dmiddle, u)
+        add_vector(norm, dw)
+        layer.qkv.add_gradient(dqkv, u)
+        layer.add_context_gradient(dkv, c)
+        dc = dkv @ layer.key_value if dc is None else dc.addmm_(dkv, layer.key_value)
+        return dz, dc
+
+    def mlp_backward(self, layer: FusedLayer, tape: LayerTape, dz: Tensor) -> Tensor:
+        dgate_up, h = swiglu_backward(tape.gate_up, dz @ layer.down.copy)
+        layer.down.add_gradient(dz, h)
+        del h
+        u = torch.empty_like(tape.middle)
+        norm = layer.layer.post_attention_layernorm.weight
+        dmiddle, dw = rms_norm_backward(
+            tape.middle, norm, self.spec.rms_norm_eps, dgate_up @ layer.gate_up.copy, residual=dz, y=u
+        )
+        add_vector(norm, dw)
+        layer.gate_up.add_gradient(dgate_up, u)
+        return dmiddle
+
+    def attention_backward(
+        self, layer: FusedLayer, tape: LayerTape, dout: Tensor, place: Place, attention: BlockAttention
+    ) -> tuple[Tensor, Tensor]:
+        """(d qkv [M, ...], d kv [C, ...]) before norm and RoPE."""
+        q, keys = self.rotated(layer, tape.qkv, tape.kv, place)
+        dqkv, dkv = torch.empty_like(tape.qkv), torch.empty_like(tape.kv)
+        dq, dk, dk_context = torch.empty_like(q), torch.empty_like(keys[2]), torch.empty_like(keys[0])
+        q_raw, k_raw, _ = self.split(tape.qkv)
+        _, k_context_raw, _ = self.split(tape.kv)
+        dq_raw, dk_raw, dv = self.split(dqkv)
+        _, dk_context_raw, dv_context = self.split(dkv)
+        by_row = (place.rows, -1)
+        into = (dq, dk_context, dv_context.unflatten(0, by_row), dk, dv.unflatten(0, by_row))
+        attention.backward(dout, q, keys, tape.out, tape.lse, into)
+        norms, eps = layer.layer.self_attn, self.spec.rms_norm_eps
+        for raw, gradient, norm, rope, rotated in (
+            (q_raw, dq_raw, norms.q_norm, place.rope_block, dq),
+            (k_raw, dk_raw, norms.k_norm, place.rope_block, dk),
+            (k_context_raw, dk_context_raw, norms.k_norm, place.rope_context, dk_context),
+        ):
+            dw = head_norm_rope_backward(raw, norm.weight, eps, rope, rotated.flatten(0, 1), gradient)
+            add_vector(norm.weight, dw)
+        return dqkv, dkv

@@ -1,0 +1,1 @@
+"""Triton kernels of the CUDA training step. Nothing here is imported on a machine that trains on a CPU."""
