@@ -34,7 +34,7 @@ class Rank:
     work_s: float = 0.01  # capture of a target, forward and backward of a drafter; both in a colocated rank
     idle: bool = False  # the work waits instead of computing, as a kernel does that fell back to the host
     data_s: float = 0.0
-    checkpoint_s: float = 0.0  # every tenth step
+    checkpoint_s: float = 0.0  # every fifth step
     leak_bytes: int = 0  # kept from every step
     ballast_bytes: int = 0  # held from the start
     new_shape_every: int = 0  # steps; 0: the compiled function always sees one shape
@@ -121,7 +121,7 @@ def run_rank(rank: Rank, number: int, run: Path, channel: Queue[np.ndarray]) -> 
     with EventLog(log_path(run, number), rank=number) as log, ResourceSampler(log, process.clock, every_s=0.2):
         for step in range(10**9):
             process.step(step)
-            if rank.checkpoint_s and step % 10 == 9:
+            if rank.checkpoint_s and step % 5 == 4:
                 process.checkpoint(log, step)
             log.write(process.phases(step))
 
@@ -146,6 +146,7 @@ def run_ranks(run: Path, ranks: list[Rank], seconds: float, steps: int, pause: i
     finally:
         for process in processes:
             process.kill()
+        for process in processes:
             process.join()
 
 

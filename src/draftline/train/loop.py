@@ -11,15 +11,16 @@ from torch import Tensor
 
 from draftline.drafter.step import MicroStep
 from draftline.errors import Interrupted, RunError
-from draftline.monitor.events import CheckpointWritten, EventLog, Phases, Step
+from draftline.monitor.events import CheckpointWritten, EventLog, Step
 from draftline.monitor.health import Watchman
-from draftline.monitor.phases import Lap, PhaseClock, compiled_graphs
+from draftline.monitor.phases import Lap, PhaseClock
 from draftline.monitor.progress import Progress
 from draftline.records import StepReport, Verdict
 from draftline.train.checkpoint import Checkpoint, write_checkpoint
 from draftline.train.folder import RunFolder
 from draftline.train.interruption import Interruption
 from draftline.train.job import Job
+from draftline.train.monitoring import timed
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Loop:
         self.tokens_this_attempt += report.tokens
         self.last_report = report
         self.log.write(Step(report))
-        self.log.write(timed(launched))
+        self.log.write(timed(launched.lap, "colocated", launched.tokens))
         self.progress.advance(
             tokens=report.tokens, loss=report.loss, proxy_tau=report.proxy_tau, grad_norm=report.grad_norm
         )
@@ -196,20 +197,6 @@ class HostNumbers:
         if self.done is not None:
             self.done.synchronize()
         return self.host
-
-
-def timed(launched: Launched) -> Phases:
-    lap = launched.lap
-    return Phases(
-        step=launched.step,
-        role="colocated",
-        seconds=lap.seconds,
-        phases=lap.phases(),
-        tokens=launched.tokens,
-        queue_used_bytes=0,
-        queue_limit_bytes=0,
-        graphs=compiled_graphs(),
-    )
 
 
 def to_host(micro: MicroStep, norm: Tensor) -> HostNumbers:

@@ -7,11 +7,11 @@ from types import TracebackType
 
 from draftline.config import Recipe
 from draftline.environment import variables
-from draftline.monitor.events import EventLog, RunStarted
+from draftline.monitor.events import EventLog, Phases, Role, RunStarted
 from draftline.monitor.health import Ears, Watchman
 from draftline.monitor.history import KnownGood, device_kind, history_path, key_of, known_good, past_run, record_run
 from draftline.monitor.notices import Notices
-from draftline.monitor.phases import PhaseClock
+from draftline.monitor.phases import Lap, PhaseClock, compiled_graphs
 from draftline.monitor.report import write_report
 from draftline.monitor.resources import ResourceSampler
 from draftline.monitor.sinks import Sinks
@@ -20,6 +20,20 @@ from draftline.records import Verdict
 from draftline.train.folder import RunFolder
 
 FEWEST_STEPS_KEPT = 50  # a shorter run is no measure of what a recipe reaches
+
+
+def timed(lap: Lap, role: Role, tokens: int, queue_used_bytes: int = 0, queue_limit_bytes: int = 0) -> Phases:
+    """A rank's finished step as its event."""
+    return Phases(
+        step=lap.step,
+        role=role,
+        seconds=lap.seconds,
+        phases=lap.phases(),
+        tokens=tokens,
+        queue_used_bytes=queue_used_bytes,
+        queue_limit_bytes=queue_limit_bytes,
+        graphs=compiled_graphs(),
+    )
 
 
 class Monitoring:
@@ -63,6 +77,8 @@ class Monitoring:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stack.close()
+        if not self.folder.events.is_file():  # a sink was refused before there was a log
+            return
         state = read_run(self.folder.root)
         write_report(state, self.folder.root / "report.html")
         if error is None and state.measured_steps >= FEWEST_STEPS_KEPT:
