@@ -160,6 +160,6 @@ def test_a_run_is_judged_against_its_own_best(windows: dict[str, Window]) -> Non
     best = KnownGood(windows["target and drafter"].tokens_per_s, "runs/good", {"torch": "2.11.0"}, {"torch": "2.12.0"})
     found = {verdict.name: verdict for verdict in judge(windows["slow drafter"], best, LIMITS)}
     below = found["below its own best"]
-    assert below.severity in ("warning", "severe")  # where other processes have the cores, it is no fault of the run
+    assert below.severity in ("note", "warning", "severe")  # the more others have the cores, the less is it the run's
     assert "of runs/good" in below.evidence and below.evidence.endswith("since then: torch 2.11.0 -> 2.12.0")
     assert "below its own best" not in {v.name for v in judge(windows["target and drafter"], best, LIMITS)}

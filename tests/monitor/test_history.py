@@ -32,6 +32,12 @@ def test_the_best_of_a_key_is_the_known_good(tmp_path: Path) -> None:
     assert differences(best.fingerprint, best.now) == "torch 2.11.0 -> 2.12.0"
 
 
+def test_a_commit_is_named_by_its_first_digits() -> None:
+    before, now = {"commit": "c2a9b75491c09fde0f81bbb062873b6b5fd945de (modified)"}, {"os": "Linux"}
+    assert differences(before, before | now) == "os unknown -> Linux"
+    assert differences(before, {}) == "commit c2a9b75491 (modified) -> unknown"
+
+
 def test_the_file_stays_small_and_keeps_the_best(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     for at in range(KEPT_PER_KEY + 30):

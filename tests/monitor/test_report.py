@@ -173,4 +173,12 @@ def test_a_run_that_ended_before_its_first_step_has_a_report_too(tmp_path: Path)
         log.write(RunEnded("failed", "no rows"))
     write_report(read_run(tmp_path), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "failed: no rows" in page and "not judged" in page
+    assert "failed: no rows" in page and "warming up" in page
+
+
+def test_a_recorded_run_is_judged_when_its_report_is_written(tmp_path: Path) -> None:
+    incident = Path(__file__).resolve().parents[1] / "data" / "incident"
+    write_report(read_run(incident), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    for words in ("degraded kernels", "drafter rank 7 holds 31 GiB", "36% of the 12.8K", "36% of its best"):
+        assert words in page

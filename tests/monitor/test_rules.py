@@ -67,13 +67,15 @@ def test_the_edges_of_below_its_own_best(best: float, expected: list[str]) -> No
     assert names(rank(), best=KnownGood(best, "runs/a", {}, {})) == [*expected, "note: drafter-bound"]
 
 
-def test_cores_taken_by_others_are_said_and_are_not_severe() -> None:
+@pytest.mark.parametrize(
+    ("best", "severity"), [(11_200, "note"), (27_000, "note"), (28_000, "warning"), (51_000, "severe")]
+)
+def test_cores_taken_by_others_are_said_and_are_no_alarm_as_far_as_they_explain_it(best: float, severity: str) -> None:
+    """The rank takes 10,000 tokens/s and waits 60% of the time for a core: 25,000 are what it would take."""
     sample = replace(rank().samples[0], cpu_wait_share=0.6, gpu=None)
     window = Window(1000.0, (rank(samples=(sample,) * 30),), False)
-    below = judge(window, KnownGood(30_000, "runs/a", {}, {}))[0]
-    assert (below.name, below.severity, below.remedy) == (
-        "below its own best", "warning", "end the other processes",
-    )  # fmt: skip
+    [below] = [v for v in judge(window, KnownGood(best, "runs/a", {}, {})) if v.name == "below its own best"]
+    assert (below.severity, below.remedy) == (severity, "end the other processes")
     assert "other processes had its cores 60% of the time" in below.evidence
 
 

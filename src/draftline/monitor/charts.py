@@ -92,7 +92,7 @@ def line_chart(
         parts.append(Markup('<line class="level" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
             LEFT, WIDTH - RIGHT, at, at))  # fmt: skip
         above = at - 5 if at > TOP + 16 else at + 14
-        parts.append(text(WIDTH - RIGHT, above, level.text, "end", "levelname"))
+        parts.append(text(LEFT + 4, above, level.text, "start", "levelname"))
     return svg(parts, HEIGHT, ", ".join(line.name for line in lines))
 
 

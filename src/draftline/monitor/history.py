@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -112,7 +113,12 @@ def known_good(path: Path, key: str, now: dict[str, str]) -> KnownGood | None:
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """What of the environment has changed, such as "torch 2.11.0+cu130 -> 2.11.0+cu128"; empty where nothing has."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return ", ".join(f"{name} {before.get(name, 'unknown')} -> {now.get(name, 'unknown')}" for name in names)
+    return ", ".join(f"{name} {short(before.get(name))} -> {short(now.get(name))}" for name in names)
+
+
+def short(value: str | None) -> str:
+    """A commit by its first ten digits."""
+    return "unknown" if value is None else re.sub(r"\b([0-9a-f]{10})[0-9a-f]{10,}\b", r"\1", value)
 
 
 def past_run(key: str, tokens_per_s: float, run: str, fingerprint: dict[str, str]) -> PastRun:

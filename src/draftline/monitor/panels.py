@@ -9,12 +9,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from draftline.monitor.history import KnownGood
 from draftline.monitor.notices import short_count, short_duration
 from draftline.monitor.phases import CAPTURING, DRAFTING, Phase
 from draftline.monitor.stages import mean
 from draftline.monitor.state import RankState, RunState
-from draftline.monitor.verdict import judge
 from draftline.monitor.window import RankWindow, Window
 from draftline.records import Severity, Verdict
 
@@ -29,7 +27,7 @@ LEAST_SHARE = 0.005  # what rounds to 0% is not shown
 def screen(state: RunState, now_s: float, width: int) -> Group:
     """Everything, for a terminal of `width` columns. now_s: unix time that the last minute is counted back from."""
     window = state.recent.window(now_s)
-    found = verdicts(state, window)
+    found = state.verdicts(window)
     return Group(
         header(state, window, now_s, width),
         Text(),
@@ -41,12 +39,6 @@ def screen(state: RunState, now_s: float, width: int) -> Group:
         verdict_table(found),
         *alarm_lines(state),
     )
-
-
-def verdicts(state: RunState, window: Window) -> tuple[Verdict, ...]:
-    best = state.best_tokens_per_s
-    known = None if best is None else KnownGood(best, "its best run so far", state.fingerprint, state.fingerprint)
-    return judge(window, known)
 
 
 def header(state: RunState, window: Window, now_s: float, width: int) -> Text:

@@ -43,7 +43,7 @@ def write_report(state: RunState, path: Path) -> None:
     html = page.from_string(template).render(
         name=state.root.absolute().name,
         status=status(state),
-        verdict=final_verdict(state),
+        verdicts=state.last_verdicts,
         tiles=tiles(state),
         charts=charts(state),
         history=history(state),
@@ -63,13 +63,6 @@ def status(state: RunState) -> str:
     if state.ended is None:
         return "running" if time.time() - state.newest_s < 60 else "no sign of life"
     return f"{state.ended.status}: {state.ended.reason}" if state.ended.reason else state.ended.status
-
-
-def final_verdict(state: RunState) -> Verdict:
-    """The worst of the newest window's."""
-    if not state.health:
-        return Verdict("not judged", "ok", "the run ended before the first look")
-    return state.health[-1][1][0]
 
 
 def tiles(state: RunState) -> list[tuple[str, str, str]]:

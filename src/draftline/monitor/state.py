@@ -21,9 +21,11 @@ from draftline.monitor.events import (
     RunStarted,
     Step,
 )
+from draftline.monitor.history import KnownGood
 from draftline.monitor.series import Series
 from draftline.monitor.tail import RunTail
-from draftline.monitor.window import WARM_UP_STEPS, Recent, memory_of, utilisation_of
+from draftline.monitor.verdict import judge
+from draftline.monitor.window import WARM_UP_STEPS, Recent, Window, memory_of, utilisation_of
 from draftline.records import EvalReport, StepReport, Verdict
 
 
@@ -133,6 +135,16 @@ class RunState:
         self.proxy_tau.add(report.step, report.proxy_tau)
         self.tokens += report.tokens
         self.tokens_seen.add(time_s, self.tokens)
+
+    def verdicts(self, window: Window) -> tuple[Verdict, ...]:
+        best = self.best_tokens_per_s
+        known = None if best is None else KnownGood(best, "its best run so far", self.fingerprint, self.fingerprint)
+        return judge(window, known)
+
+    @property
+    def last_verdicts(self) -> tuple[Verdict, ...]:
+        """What the watchman found last; judged now where the run has ended, or was recorded, without one."""
+        return self.health[-1][1] if self.health else self.verdicts(self.recent.window(self.newest_s))
 
     def _rank(self, number: int) -> RankState:
         return self.ranks.setdefault(number, RankState())

@@ -170,10 +170,15 @@ def below_best(window: Window, best: KnownGood | None, limits: Limits) -> Iterat
         return
     waited = max((mean(s.cpu_wait_share for s in rank.samples) for rank in window.ranks if rank.samples), default=0.0)
     others = f"; other processes had its cores {waited:.0%} of the time" if waited >= limits.below_best else ""
+    severity: Severity = "warning"
+    if share >= (1 - limits.below_best) * (1 - waited):
+        severity = "note"  # what the others took explains it
+    elif share < limits.far_below_best * (1 - waited):
+        severity = "severe"
     changed = differences(best.fingerprint, best.now)
     yield Verdict(
         "below its own best",
-        "severe" if share < limits.far_below_best * (1 - waited) else "warning",
+        severity,
         f"{short_count(window.tokens_per_s)} tokens/s, {share:.0%} of the {short_count(best.tokens_per_s)} of "
         f"{best.run}{others}" + (f"; since then: {changed}" if changed else ""),
         "end the other processes" if others else "draftline compare with that run says what differs",
