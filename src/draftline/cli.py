@@ -64,6 +64,36 @@ def quickstart(
     quickstart(out)
 
 
+class BenchPart(StrEnum):
+    step = "step"
+    capture = "capture"
+
+
+class BenchLoss(StrEnum):
+    ce = "ce"
+    kl = "kl"
+    tv = "tv"
+
+
+@app.command()
+def bench(
+    part: Annotated[BenchPart, typer.Argument(help="What to measure: a training step, or the target's features.")],
+    shape: Annotated[str, typer.Option("--shape", help="A known shape, or a drafter's folder.")] = "qwen3-8b",
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Packed rows in a micro-batch.")] = None,
+    sequence: Annotated[int | None, typer.Option("--sequence", min=16, help="Tokens in a row.")] = None,
+    anchors: Annotated[int | None, typer.Option("--anchors", min=1, help="Blocks in a row.")] = None,
+    documents: Annotated[int | None, typer.Option("--documents", min=1, help="Documents packed into a row.")] = None,
+    loss: Annotated[BenchLoss, typer.Option("--loss", help="The step's loss.")] = BenchLoss.ce,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False,
+) -> None:
+    """Measure this machine: time, tokens/s, share of the matrix rate measured in the same run, memory, kernels."""
+    from draftline.bench.run import bench
+    from draftline.bench.shapes import find_shape
+
+    changes = {"rows": rows, "sequence": sequence, "anchors": anchors, "documents": documents}
+    bench(part.value, find_shape(shape, changes), loss.value, as_json)
+
+
 @app.command()
 def train(
     recipe: Annotated[Path, typer.Argument(help="YAML recipe; only target.path and data.train must be given.")],
@@ -82,6 +112,29 @@ def train(
     from draftline.train.run import train
 
     train(parsed, resume=resume)
+
+
+@app.command()
+def prepare(
+    recipe: Annotated[Path, typer.Argument(help="YAML recipe, as for train.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="section.key=value", help="Recipe values to replace.")
+    ] = None,
+    features: Annotated[Path, typer.Option("--features", help="Folder to write; whole shards in it are kept.")] = Path(
+        "features"
+    ),
+    shard_gib: Annotated[float, typer.Option("--shard-gib", min=0.0, help="Largest shard, in GiB.")] = 1.0,
+) -> None:
+    """Run the target once over the recipe's data and write its features to disk.
+
+    Training with target.features=FOLDER then reads them and loads no target layers.
+    """
+    from draftline.config import load_recipe
+
+    parsed = load_recipe(recipe, overrides)
+    from draftline.train.preparation import prepare
+
+    prepare(parsed, features, round(shard_gib * 2**30))
 
 
 @app.command()

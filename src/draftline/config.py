@@ -34,6 +34,12 @@ class TargetSection(Section):
         ge=0,
         description="keep all the data's features on the device if they fit in this: one capture serves every epoch",
     )
+    features: str | None = Field(
+        None,
+        min_length=1,
+        description="folder of `draftline prepare`, or samples in the speculators layout, to read features from; the "
+        "target's layers are then not loaded",
+    )
 
 
 class DataSection(Section):

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftline.drafter.anchors import Blocks
-from draftline.drafter.kernels.attention import BlockAttention
-from draftline.drafter.visibility import Geometry, tilings, visible
+from draftline.kernels.attention import BlockAttention
+from draftline.kernels.visibility import Anchors, Geometry, tilings, visible
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -24,7 +23,7 @@ CASES = {
 }
 
 
-def random_blocks(rng: np.random.Generator, rows: int, length: int, count: int, documents: int, dead: int) -> Blocks:
+def random_blocks(rng: np.random.Generator, rows: int, length: int, count: int, documents: int, dead: int) -> Anchors:
     anchor, start = np.zeros((rows, count), dtype=np.int64), np.zeros((rows, count), dtype=np.int64)
     keep = np.ones((rows, count), dtype=bool)
     for r in range(rows):
@@ -35,10 +34,10 @@ def random_blocks(rng: np.random.Generator, rows: int, length: int, count: int, 
     if dead:
         keep[-1, -dead:] = False
         anchor[-1, -dead:] = start[-1, -dead:] = 0
-    return Blocks(*(torch.from_numpy(array) for array in (anchor, start, keep))).to(torch.device(DEVICE))
+    return Anchors(*(torch.from_numpy(array).to(DEVICE) for array in (anchor, start, keep)))
 
 
-def definition(blocks: Blocks, q: Tensor, keys: list[Tensor], size: int, window: int | None, causal: bool) -> Tensor:
+def definition(blocks: Anchors, q: Tensor, keys: list[Tensor], size: int, window: int | None, causal: bool) -> Tensor:
     """softmax over [visible context ; own block] on the whole grid, in the inputs' dtype."""
     k_context, v_context, k_block, v_block = keys
     group = q.shape[2] // k_context.shape[2]

@@ -44,7 +44,7 @@ def random_batch(rng: np.random.Generator, rows: int, length: int, spec: Drafter
     for row in range(rows):
         at, number, end = 0, 0, length if row else length // 2
         while at < end:
-            count = min(int(rng.integers(5, 90)), end - at)
+            count = min(int(rng.integers(5, 50)), end - at)
             document[row, at : at + count] = number
             position[row, at : at + count] = np.arange(count)
             at, number = at + count, number + 1
@@ -67,7 +67,7 @@ def random_step(spec: DrafterSpec, kind: LossKind, device: str, dtype: torch.dty
     embedding, head = nn.Embedding(spec.vocab_size, spec.hidden_size), torch.randn(spec.vocab_size, spec.hidden_size)
     drafter.to(device)
     step = DrafterStep(
-        drafter, embedding.to(device, dtype), (0.3 * head).to(device, dtype), kind, anchors=9, seed=0
+        drafter, embedding.to(device, dtype), (0.3 * head).to(device, dtype), kind, anchors=7, seed=0
     )  # fmt: skip
     step.fused = fused_drafter(drafter, dtype) if fused else None
     return step
@@ -83,13 +83,16 @@ def run(step: DrafterStep, batch: FeatureBatch) -> tuple[list[Tensor], dict[str,
     return [value.double().cpu() for value in micro.values()], gradients
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+ALL = [(name, kind) for name in SPECS for kind in KINDS]
+SOME = [(name, kind) for name, kind in zip(SPECS, KINDS, strict=True)]  # interpreted, a case takes ten seconds
+
+
+@pytest.mark.parametrize(("name", "kind"), ALL if DEVICE == "cuda" else SOME, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32], ids=str)
 def test_it_equals_the_plain_model(name: str, kind: tuple[str, str], dtype: torch.dtype) -> None:
     """bf16 loses a slot's argmax here and there, which moves a whole label of ce_target and a sign of tv."""
     spec, loss = spec_of(**SPECS[name]), LossKind(*kind, gamma=5.0, alpha=0.5)
-    batch = random_batch(np.random.default_rng(3), 2, 130, spec)
+    batch = random_batch(np.random.default_rng(3), 2, 70, spec)
     expected, reference = run(random_step(spec, loss, "cpu", torch.float32, fused=False), batch)
     found, gradients = run(random_step(spec, loss, DEVICE, dtype, fused=True), batch)
     flips = kind[0] in ("ce_target", "tv")
@@ -103,7 +106,7 @@ def test_it_equals_the_plain_model(name: str, kind: tuple[str, str], dtype: torc
 
 def test_a_second_micro_batch_adds_to_the_gradient_and_changed_masters_are_taken_over() -> None:
     spec, loss = spec_of(), LossKind("ce", "exponential", 5.0, 0.5)
-    batch = random_batch(np.random.default_rng(4), 1, 130, spec)
+    batch = random_batch(np.random.default_rng(4), 1, 60, spec)
     step = random_step(spec, loss, DEVICE, torch.float32, fused=True)
     _, once = run(step, batch)
     _, twice = run(step, batch)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftline.drafter.anchors import dpace_weights
-from draftline.drafter.kernels.loss import LogitShape, dpace, statistics, turn_into_gradient, variation
+from draftline.kernels.loss import LogitShape, dpace, statistics, turn_into_gradient, variation
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

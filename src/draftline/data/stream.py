@@ -26,7 +26,7 @@ class RowStream:
     the end of one epoch and the start of the next, so nothing is dropped and no batch is lighter than the others. Only
     the last batch of the run may be completed with rows of padding. One shape throughout: [rows_per_batch, row_length].
 
-    rows: documents of 1..row_length tokens; stored flat, about 5 bytes a token.
+    rows: documents of 1..row_length tokens; stored flat, about 5 bytes a token. `where` says where each came from.
     Raises ValueError where there are no rows or one is too long.
     """
 
@@ -35,6 +35,7 @@ class RowStream:
             raise ValueError("a stream needs at least one row")
         self.row_length = row_length
         self.rows_per_batch = rows_per_batch
+        self.where = tuple(row.where for row in rows)
         self.lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self.ids = np.concatenate([row.ids for row in rows]).astype(np.int32, copy=False)

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from draftline.drafter.anchors import Blocks
-from draftline.drafter.kernels.attention import BlockAttention
-from draftline.drafter.kernels.pointwise import (
+from draftline.drafter.model import Drafter, DrafterLayer, Linear
+from draftline.errors import InputError
+from draftline.kernels.attention import BlockAttention
+from draftline.kernels.pointwise import (
     head_norm_rope,
     head_norm_rope_backward,
     rms_norm,
@@ -28,9 +30,7 @@ from draftline.drafter.kernels.pointwise import (
     swiglu,
     swiglu_backward,
 )
-from draftline.drafter.model import Drafter, DrafterLayer, Linear
-from draftline.drafter.visibility import Geometry, tilings, visible
-from draftline.errors import InputError
+from draftline.kernels.visibility import Anchors, Geometry, tilings, visible
 from draftline.records import DrafterSpec
 
 RopeHalves = tuple[Tensor, Tensor]  # cos and sin, float32 [positions, rotary/2]
@@ -158,7 +158,7 @@ class FusedDrafter:
                 geometry = Geometry(
                     spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.block_size, causal
                 )
-                seen = visible(blocks, length, geometry, window, self.tiling)
+                seen = visible(Anchors(blocks.anchor, blocks.start, blocks.keep), length, geometry, window, self.tiling)
                 made[window, causal] = BlockAttention(geometry, self.tiling, seen)
         offset = torch.arange(spec.block_size, device=position.device)
         slots = position.gather(1, blocks.anchor)[..., None] + offset

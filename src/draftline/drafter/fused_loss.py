@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from draftline.drafter.anchors import exponential_weights
-from draftline.drafter.kernels.loss import LogitShape, dpace, statistics, turn_into_gradient, variation
 from draftline.drafter.losses import LossKind, SlotOutcome
+from draftline.kernels.loss import LogitShape, dpace, statistics, turn_into_gradient, variation
 
 CHUNK_LOGITS = 160 * 1024 * 1024  # logits held at once, and as many of the target's where the loss compares them
 

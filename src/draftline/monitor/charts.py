@@ -11,7 +11,7 @@ from markupsafe import Markup
 from draftline.monitor.notices import short_count
 
 WIDTH, HEIGHT = 440, 220  # of the view box; the page scales it to its column
-LEFT, RIGHT, TOP, BOTTOM = 44, 12, 10, 26
+LEFT, RIGHT, TOP, BOTTOM = 50, 12, 10, 26
 PALE = ("put", "get", "reduce", "settle", "other")  # waits and rests, drawn in greys
 COLOURS = 8  # --c0 .. --c7 of the page
 

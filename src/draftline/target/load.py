@@ -32,6 +32,7 @@ class Target:
     stop_ids: frozenset[int]
     device: torch.device
     dtype: torch.dtype
+    has_layers: bool = True  # False: only embedding, final norm and head are in memory, see frame.py
 
     @property
     def template_hash(self) -> str:
@@ -43,9 +44,10 @@ class Target:
         return self.parts.embedding(ids)
 
 
-def load_target(section: TargetSection, device: torch.device) -> Target:
+def load_target(section: TargetSection, device: torch.device, changes: Mapping[str, Any] | None = None) -> Target:
     """Load model and tokenizer; weights from safetensors only, nothing unpickled.
 
+    changes: further words for from_pretrained, see `frame.py`.
     Raises InputError where the folder or hub id cannot be used, naming it and the remedy.
     """
     dtype = target_dtype(section.dtype, device)
@@ -66,6 +68,7 @@ def load_target(section: TargetSection, device: torch.device) -> Target:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # so that they are listed and refused below
                 **common,
+                **(changes or {}),
             )
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(

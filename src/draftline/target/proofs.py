@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftline.errors import InputError
-from draftline.target.capture import FeatureCapture, FlatFeatures
+from draftline.target.capture import SHARED_FORWARD_TOKENS, FeatureCapture, FlatFeatures
 from draftline.target.load import Target
 from draftline.target.parts import LOGIT_TOLERANCE
 
@@ -54,7 +54,7 @@ def prove_padding(target: Target, documents: Sequence[Sequence[int]]) -> float:
     starts = np.cumsum([0, *lengths[:-1]]).tolist()
     spans = list(zip(starts, lengths, strict=True))
     flat = np.concatenate([np.array(ids) for ids in documents])
-    together = FeatureCapture(target, layers, want_final=True).capture(flat, spans)
+    together = FeatureCapture(target, layers, True, SHARED_FORWARD_TOKENS).capture(flat, spans)
     limit, width, worst = LOGIT_TOLERANCE[target.dtype], target.parts.hidden_size, 0.0
     for number, ((start, length), ids) in enumerate(zip(spans, documents, strict=True)):
         alone = capture_alone(target, layers, ids)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from draftline.channel.local import LocalChannel
-from draftline.channel.store import FeatureStore
+from draftline.channel.speculators import Sample
 from draftline.config import Recipe
 from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_conversations
@@ -23,10 +22,10 @@ from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
 from draftline.records import DrafterSpec
-from draftline.target.capture import FeatureCapture
 from draftline.target.derive import derive_spec
-from draftline.target.load import Target, choose_device, load_target
+from draftline.target.load import Target, choose_device
 from draftline.target.parts import prove_parts
+from draftline.train.features import Wanted, adopt, feature_source, foreign_samples, open_target
 from draftline.train.optimizer import Optimizer
 
 TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
@@ -56,10 +55,12 @@ class Job:
 def assemble(recipe: Recipe, notices: Notices) -> Job:
     """Load, derive, prove and build. Raises InputError on anything the recipe or its files got wrong."""
     device = choose_device(recipe.placement.device)
-    target = load_target(recipe.target, device)
+    target = open_target(recipe, device)
     spec = derive_spec(recipe.drafter, target)
-    stream = row_stream(recipe, target, notices)
-    prove_parts(target.model, target.parts, torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device))
+    samples = foreign_samples(recipe)
+    stream = row_stream(recipe, target, notices, samples)
+    if target.has_layers:
+        prove_parts(target.model, target.parts, torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device))
     drafter = Drafter(spec)
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)
@@ -69,9 +70,9 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     step = DrafterStep(
         drafter, target.parts.embedding, target.parts.head.weight, loss, recipe.train.anchors, recipe.train.seed
     )
-    capture = FeatureCapture(target, spec.target_layer_ids, loss.needs_final)
-    store = feature_store(recipe, capture, stream, notices)
-    features = LocalChannel(stream.batch, store or capture, min(total_steps * per_step, len(stream)), step.clock)
+    wanted = Wanted(spec.target_layer_ids, loss.needs_final)
+    source = feature_source(recipe, target, wanted, stream, samples, notices)
+    features = LocalChannel(stream.batch, source, min(total_steps * per_step, len(stream)), step.clock)
     optimizer = Optimizer(drafter, recipe.optim, total_steps)
     job = Job(
         recipe, target, spec, stream, features, drafter, step, optimizer, total_steps, per_step,
@@ -94,29 +95,14 @@ def count_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) 
     return min(steps, recipe.train.max_steps or steps)
 
 
-def feature_store(recipe: Recipe, capture: FeatureCapture, stream: RowStream, notices: Notices) -> FeatureStore | None:
-    """Capture the whole data set once, if it fits into target.keep_features_gib. Documents go in a fixed order, so a
-    resumed run trains on the same bits."""
-    target = capture.target
-    width = target.parts.hidden_size * (len(capture.taps) + capture.want_final)
-    needed_gib = len(stream.ids) * width * target.dtype.itemsize / 2**30
-    if needed_gib > recipe.target.keep_features_gib:
-        return None
-    started = time.perf_counter()
-    spans = list(zip(stream.starts[:-1].tolist(), stream.lengths.tolist(), strict=True))
-    flat = capture.capture(stream.ids, spans)
-    if target.device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    notices.facts({"features": f"{needed_gib:.2f} GiB kept, {len(stream.ids) / seconds:,.0f} tokens/s captured"})
-    return FeatureStore(flat.taps, flat.final)
-
-
-def row_stream(recipe: Recipe, target: Target, notices: Notices) -> RowStream:
-    """Conversations -> token rows -> packed stream, with every unused row counted by reason."""
+def row_stream(recipe: Recipe, target: Target, notices: Notices, samples: list[Sample] | None) -> RowStream:
+    """Conversations -> token rows -> packed stream, with every unused row counted by reason. `samples` of another tool
+    bring their own rows; the conversations then say which tokens are answers."""
     conversations, unreadable = read_conversations(recipe.data.train)
     renderer = ChatRenderer(target.tokenizer, target.stop_ids, recipe.data.template_kwargs, recipe.data.sequence_length)
     rendered = render_conversations(conversations, renderer, recipe.data.max_unusable_share, unreadable)
+    if samples is not None:
+        rendered = adopt(samples, rendered, recipe.data.max_unusable_share)
     stream = RowStream(
         rendered.rows,
         row_length=recipe.data.sequence_length,

@@ -19,7 +19,7 @@ from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.monitor.sinks import require
 from draftline.records import EvalReport
-from draftline.target.load import choose_device
+from draftline.target.load import choose_device, load_target
 from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
 from draftline.train.folder import RunFolder, open_run_folder
 from draftline.train.job import Job, assemble, derived_facts
@@ -105,7 +105,8 @@ def evaluate_export(job: Job, folder: RunFolder, log: EventLog) -> list[EvalRepo
     if recipe.eval.prompts is None:
         return []
     with job.step.clock.phase("evaluation"):
-        report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), job.target)
+        target = job.target if job.target.has_layers else load_target(recipe.target, job.target.device)
+        report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), target)
     log.write(Evaluation(report))
     record_tau(folder.export, [report])
     return [report]

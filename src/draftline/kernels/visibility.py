@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftline.drafter.anchors import Blocks
-
 
 @dataclass(frozen=True)
 class Tiling:
@@ -82,12 +80,24 @@ class Visible:
     context: Tensor  # int32 [R, key tiles, 4]: the same of the query tiles that see a key tile
 
 
-def visible(blocks: Blocks, length: int, geometry: Geometry, window: int | None, tiling: Tilings) -> Visible:
-    """Bounds from the anchors alone, on their device, without a host synchronisation. Anchors ascend in every row."""
+@dataclass(frozen=True)
+class Anchors:
+    """Where the blocks of a micro-batch stand, [R, N] each: they see [start, anchor) where `keep`, else nothing.
+
+    The kept ones come first in a row, and ascend.
+    """
+
+    anchor: Tensor
+    start: Tensor
+    keep: Tensor
+
+
+def visible(anchors: Anchors, length: int, geometry: Geometry, window: int | None, tiling: Tilings) -> Visible:
+    """Bounds from the anchors alone, on their device, without a host synchronisation."""
     size = geometry.block_size
-    offset = torch.arange(size, device=blocks.anchor.device)
-    high = torch.where(blocks.keep, blocks.anchor, 0)[..., None].expand(-1, -1, size)
-    low = torch.where(blocks.keep, blocks.start, 0)[..., None].expand(-1, -1, size)
+    offset = torch.arange(size, device=anchors.anchor.device)
+    high = torch.where(anchors.keep, anchors.anchor, 0)[..., None].expand(-1, -1, size)
+    low = torch.where(anchors.keep, anchors.start, 0)[..., None].expand(-1, -1, size)
     if window is not None:
         low = torch.maximum(low, high + offset - window + 1)
     low, high = torch.minimum(low, high).flatten(1), high.flatten(1)

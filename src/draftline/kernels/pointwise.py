@@ -15,21 +15,26 @@ PROGRAMS = 528  # four for each of an H200's 132 multiprocessors: each sums its 
 
 
 @triton.jit
-def norm_kernel(X, W, Y, width, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def norm_kernel(X, W, Y, rows, width, eps, offset, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK)
-    inside = d < width
-    x = tl.load(X + row * width + d, mask=inside, other=0.0).to(tl.float32)
-    w = tl.load(W + d, mask=inside, other=0.0)
-    y = w * (x * tl.rsqrt(tl.sum(x * x, 0) / width + eps))
-    tl.store(Y + row * width + d, y.to(Y.dtype.element_ty), mask=inside)
+    inside = (row < rows)[:, None] & (d < width)[None, :]
+    at = row[:, None] * width + d[None, :]
+    x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(W + d, mask=d < width, other=0.0).to(tl.float32) + offset
+    y = w[None, :] * (x * tl.rsqrt(tl.sum(x * x, 1) / width + eps)[:, None])
+    tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """w x / sqrt(mean(x^2) + eps). x [M, d] dense, weight float32 [d]."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """(offset + w) x / sqrt(mean(x^2) + eps) over the last dimension. x [..., d] dense, weight [d]."""
     y = torch.empty_like(x)
-    block = triton.next_power_of_2(x.shape[1])
-    norm_kernel[(x.shape[0],)](x, weight, y, x.shape[1], eps, BLOCK=block, num_warps=warps(block))
+    width = x.shape[-1]
+    rows, block = x.numel() // width, triton.next_power_of_2(width)
+    together = max(1, 2048 // block)
+    norm_kernel[(triton.cdiv(rows, together),)](
+        x, weight, y, rows, width, eps, offset, ROWS=together, BLOCK=block, num_warps=warps(block)
+    )
     return y
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from draftline.drafter.kernels.attention_forward import load_heads, load_keys, rows_of, store_heads
+from draftline.kernels.attention_forward import load_heads, load_keys, rows_of, store_heads
 
 
 @triton.jit

@@ -18,9 +18,9 @@ import torch
 import triton
 from torch import Tensor
 
-from draftline.drafter.kernels.attention_backward import context_kernel, own_kernel, query_kernel
-from draftline.drafter.kernels.attention_forward import forward_kernel
-from draftline.drafter.visibility import Geometry, Tilings, Visible
+from draftline.kernels.attention_backward import context_kernel, own_kernel, query_kernel
+from draftline.kernels.attention_forward import forward_kernel
+from draftline.kernels.visibility import Geometry, Tilings, Visible
 
 LOG2_E = 1 / 0.6931471805599453
 

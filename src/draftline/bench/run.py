@@ -1,0 +1,42 @@
+"""The bench verb's way: shape, measurement, ceiling in the same run, table or JSON."""
+
+from __future__ import annotations
+
+import json
+
+from draftline.bench.capture import capture_figures, measure_capture
+from draftline.bench.measure import ceiling
+from draftline.bench.shapes import Shape
+from draftline.bench.step import measure_step, step_figures
+from draftline.environment.compile_cache import use_compile_cache
+from draftline.environment.fingerprint import fingerprint
+from draftline.monitor.notices import Notices, stdout_console
+from draftline.target.load import choose_device
+
+
+def bench(part: str, shape: Shape, loss: str, as_json: bool) -> None:
+    """part: step or capture. Random data, never zeros; the ceiling is measured last, on a device that is warm."""
+    device = choose_device("auto")
+    use_compile_cache()
+    if part == "step":
+        timing, cost = measure_step(shape, loss, device)
+        figures = step_figures(shape, loss, timing, cost, ceiling(device))
+    else:
+        captured = measure_capture(shape, device)
+        figures = capture_figures(shape, captured, ceiling(device))
+    if as_json:
+        print(json.dumps(figures | {"environment": fingerprint()}))
+        return
+    notices = Notices(stdout_console())
+    notices.section(f"bench {part}")
+    classes = figures.pop("ms_by_kernel_class")
+    notices.facts({name.replace("_", " "): text(value) for name, value in figures.items()})
+    if isinstance(classes, dict) and classes:
+        notices.section("ms by class of kernel")
+        notices.facts({name: f"{ms:.2f}" for name, ms in classes.items()})
+
+
+def text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 10 else f"{value:.1f}"
+    return str(value)

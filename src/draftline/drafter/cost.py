@@ -1,0 +1,42 @@
+"""What one row of a training step costs, counted: useful FLOP by part, forward and backward, nothing recomputed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftline.records import DrafterSpec
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """FLOP of one packed row. The head is frozen: forward and input gradient only, and slot 0 needs no logits."""
+
+    body: float  # the layers' products over block slots
+    context: float  # keys and values of the context, and fc
+    attention: float
+    head: float
+    teacher: float  # the target's head on its own states, for losses that compare distributions
+
+    @property
+    def total(self) -> float:
+        return self.body + self.context + self.attention + self.head + self.teacher
+
+
+def step_cost(spec: DrafterSpec, tokens: int, anchors: int, mean_context: float, compares: bool) -> StepCost:
+    """tokens S of a row, blocks A in it, `mean_context`: context positions that a slot sees on average in full layers.
+
+    body 6 P_q A B, context (6 P_c + 4 P_fc) S, attention 14 Hq (seen + B) A B a layer, head 4 V d A (B-1), with
+    P_q = L (2 d Hq + 2 d Hkv + 3 d f), P_c = 2 L d Hkv, P_fc = K d^2. Attention's backward is counted as 2.5 forwards.
+    """
+    d, layers, size = spec.hidden_size, spec.num_hidden_layers, spec.block_size
+    hq, hkv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    slots = anchors * size
+    seen = [min(mean_context, spec.window(i) or mean_context) + size for i in range(layers)]
+    head = 4.0 * spec.vocab_size * d * anchors * (size - 1)
+    return StepCost(
+        body=6.0 * layers * (2 * d * hq + 2 * d * hkv + 3 * d * spec.intermediate_size) * slots,
+        context=(12.0 * layers * d * hkv + 4.0 * len(spec.target_layer_ids) * d * d) * tokens,
+        attention=14.0 * hq * sum(seen) * slots,
+        head=head,
+        teacher=head / 2 if compares else 0.0,
+    )
