@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from draftline.monitor.phases import PhaseClock
+from draftline.monitor.phases import Phase, PhaseClock
 from draftline.records import FeatureBatch, PackedBatch
 
 
@@ -19,11 +19,14 @@ class LocalChannel:
         capture: Callable[[PackedBatch], FeatureBatch],
         count: int,
         clock: PhaseClock,
+        capturing: Phase,
     ) -> None:
+        """capturing: what `capture` counts as; "data" where it reads files."""
         self.source = source
         self.capture = capture
         self.count = count
         self.clock = clock
+        self.capturing: Phase = capturing
         self.ahead: FeatureBatch | None = None
 
     def prefetch(self, index: int) -> None:
@@ -41,5 +44,5 @@ class LocalChannel:
     def captured(self, index: int) -> FeatureBatch:
         with self.clock.phase("data"):
             packed = self.source(index)
-        with self.clock.phase("capture"):
+        with self.clock.phase(self.capturing):
             return self.capture(packed)
