@@ -181,7 +181,7 @@ def below_best(window: Window, best: KnownGood | None, limits: Limits) -> Iterat
         severity,
         f"{short_count(window.tokens_per_s)} tokens/s, {share:.0%} of the {short_count(best.tokens_per_s)} of "
         f"{best.run}{others}" + (f"; since then: {changed}" if changed else ""),
-        "end the other processes" if others else "draftline compare with that run says what differs",
+        "end the other processes" if severity == "note" else "draftline compare with that run says what differs",
     )
 
 
