@@ -11,7 +11,7 @@ from draftline.drafter.anchors import Blocks
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
-from draftline.records import DrafterSpec, FeatureBatch
+from draftline.records import DrafterSpec, FeatureBatch, Head
 from reference import block_states
 
 CE = LossKind("ce", "exponential", gamma=7.0, alpha=0.5)
@@ -58,7 +58,13 @@ def make_step(spec: DrafterSpec, kind: LossKind = CE, anchors: int = 64, seed: i
     embedding = nn.Embedding(spec.vocab_size, spec.hidden_size).requires_grad_(False)
     embedding.weight.data = torch.randn(embedding.weight.shape, generator=generator)
     head = 0.3 * torch.randn(spec.vocab_size, spec.hidden_size, generator=generator)
-    return DrafterStep(random_drafter(spec, seed), embedding, head, kind, anchors, seed)
+    return DrafterStep(random_drafter(spec, seed), embedding, Head(head), kind, anchors, seed)
+
+
+def table_of(step: DrafterStep) -> Tensor:
+    """The embedding [V, d] of a step of `make_step`."""
+    assert isinstance(step.embed, nn.Embedding)
+    return step.embed.weight
 
 
 Document = tuple[list[int], list[int], Tensor, Tensor]  # ids, loss mask, taps [T, K*d], final [T, d]
@@ -105,6 +111,6 @@ def hidden(step: DrafterStep, batch: FeatureBatch, blocks: Blocks) -> Tensor:
 def reference_states(step: DrafterStep, batch: FeatureBatch, blocks: Blocks, row: int, block: int) -> Tensor:
     """The independent float64 states [B, d] of one kept block."""
     anchor, start = int(blocks.anchor[row, block]), int(blocks.start[row, block])
-    spec, table = step.drafter.spec, step.embedding.weight
+    spec, table = step.drafter.spec, table_of(step)
     ids = [int(batch.packed.ids[row, anchor])] + [spec.mask_token_id] * (spec.block_size - 1)
     return block_states(step.drafter.state_dict(), spec, batch.taps[row, start:anchor], table[ids])

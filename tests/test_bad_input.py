@@ -68,7 +68,7 @@ def train(home: Path, *overrides: str) -> Done:
             b"target: {path: t, dtpye: auto}\ndata: {train: d}\ntrian: {}\n",
             [
                 "  target.dtpye: unknown key; allowed here: dtype, features, keep_features_gib, path, revision, trust",
-                "  trian: unknown key; allowed here: data, drafter, eval, export, loss, monitor, optim, placement, target",
+                "  trian: unknown key; allowed here: data, drafter, eval, export, loss, monitor, optim, placement",
             ],
         ),
         (

@@ -29,6 +29,10 @@ class TargetSection(Section):
     revision: str | None = Field(None, description="hub revision; None: the default branch")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on CUDA, float32 on CPU")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+    device_map: Literal["auto"] | None = Field(
+        None,
+        description="auto: the target's layers over all GPUs in view, where it does not fit one (needs accelerate)",
+    )
     keep_features_gib: float = Field(
         0.0,
         ge=0,

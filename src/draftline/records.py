@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -58,6 +58,48 @@ class FeatureBatch:
     packed: PackedBatch
     taps: Tensor  # [R, S, K*d] residual-stream outputs of the tapped layers, ascending
     final: Tensor | None  # [R, S, d] final-normed last state; head(final[p]) are the target's logits after token p
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The target's frozen head, borrowed by its drafter: logits = cap(scale * (W h + bias)), cap(x) = c tanh(x / c).
+
+    `target.parts` finds what applies and proves it on the target's own logits.
+    """
+
+    weight: Tensor  # [V, d]
+    bias: Tensor | None = None  # [V]
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits [..., V] of final-normed states [..., d], as one plain matrix product.
+
+        On three dimensions torch calls a batched kernel: 146 ms instead of 12 for Qwen3-8B's head on an H200.
+        """
+        return self.shaped(self.product(states.flatten(0, -2))).unflatten(0, states.shape[:-1])
+
+    def product(self, states: Tensor) -> Tensor:
+        """W h + bias [n, V] of states [n, d]."""
+        product = states @ self.weight.T
+        return product if self.bias is None else product + self.bias
+
+    def shaped(self, product: Tensor) -> Tensor:
+        """Logits of products W h + bias, of any shape."""
+        if self.scale != 1.0:
+            product = product * self.scale
+        return product if self.soft_cap is None else (product / self.soft_cap).tanh() * self.soft_cap
+
+    def product_gradient(self, logits: Tensor, gradient: Tensor) -> Tensor:
+        """Gradient with respect to the products, from that with respect to logits y: cap' = 1 - (y / c)^2."""
+        if self.soft_cap is not None:
+            gradient = gradient * (1 - (logits / self.soft_cap).square())
+        return gradient if self.scale == 1.0 else gradient * self.scale
+
+    def to(self, *where: Any) -> Head:
+        """The same head on another device or in another dtype, as torch.Tensor.to."""
+        bias = None if self.bias is None else self.bias.to(*where)
+        return replace(self, weight=self.weight.to(*where), bias=bias)
 
 
 @dataclass(frozen=True, slots=True)

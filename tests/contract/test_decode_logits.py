@@ -45,7 +45,7 @@ def test_training_logits_equal_decoding_logits(geometry, tmp_path) -> None:
     anchors, decoded = decode_by_script(target, drafter, text)
     assert anchors == [6, 9, 10, 15, 20, 22, 26, 27]
     head = target.parts.head.weight
-    step = DrafterStep(drafter, target.parts.embedding, head, CE, 8, 0)
+    step = DrafterStep(drafter, target.embed, target.parts.head, CE, 8, 0)
     batch = FeatureCapture(target, drafter.spec.target_layer_ids, want_final=False)(packed([[(text, [1] * 40)]], 40))
     trained = hidden(step, batch, blocks_at(batch, [anchors]))[0, :, 1:] @ head.T
     for n, logits in enumerate(decoded):

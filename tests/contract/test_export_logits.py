@@ -61,7 +61,7 @@ def test_the_exported_drafter_has_the_trained_logits(target, name: str, format: 
     head, table = target.parts.head.weight, target.parts.embedding.weight
     text = np.random.default_rng(1).integers(5, 32, 24).tolist()
     batch = FeatureCapture(target, spec.target_layer_ids, want_final=False)(packed([[(text, [1] * 24)]], 24))
-    step = DrafterStep(drafter, target.parts.embedding, head, CE, 8, 0)
+    step = DrafterStep(drafter, target.embed, target.parts.head, CE, 8, 0)
     anchors = [5, 11, 20]
     live = hidden(step, batch, blocks_at(batch, [anchors]))[0] @ head.T
     for n, anchor in enumerate(anchors):

@@ -119,8 +119,8 @@ def test_norm_weights_at_one_move_under_bf16_compute() -> None:
     for name, p in step.drafter.named_parameters():
         if name.endswith("norm.weight"):
             p.data.fill_(1.0)
-    step.embedding.to(torch.bfloat16)
-    step.head = step.head.bfloat16()
+    step.embed.to(torch.bfloat16)
+    step.head = step.head.to(torch.bfloat16)
     assert {p.dtype for p in step.drafter.parameters()} == {torch.float32}
     optimizer = Optimizer(step.drafter, OptimSection(warmup_share=0.0), 100)
     batch = features([[random_document(np.random.default_rng(0), spec, 30, 3)]], 32)

@@ -67,7 +67,7 @@ def test_a_real_targets_tokens_after_the_anchor_do_not_matter(tmp_path) -> None:
     """The features are captured anew from the changed text, as in training."""
     target = open_target(save_target(tmp_path / "t"))
     spec = spec_for(target)
-    step = DrafterStep(random_drafter(spec), target.parts.embedding, target.parts.head.weight, CE, 8, 0)
+    step = DrafterStep(random_drafter(spec), target.embed, target.parts.head, CE, 8, 0)
     capture = FeatureCapture(target, spec.target_layer_ids, want_final=False)
     ids = np.random.default_rng(0).integers(5, 32, 30)
     changed = np.where(np.arange(30) > 11, (ids + 1) % 32, ids)

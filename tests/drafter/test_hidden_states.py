@@ -17,6 +17,7 @@ from drafter_samples import (
     make_step,
     random_document,
     reference_states,
+    table_of,
 )
 from draftline.drafter.anchors import Blocks
 from draftline.drafter.model import rope_frequencies
@@ -97,6 +98,6 @@ def test_blocks_begin_with_the_anchor_token_and_go_on_with_the_mask() -> None:
     step = make_step(spec)
     blocks = Blocks(torch.tensor([[1, 3]]), torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool))
     embeds = step.slot_embeds(torch.tensor([[5, 7, 8, 9]]), blocks, torch.float32)
-    table = step.embedding.weight
+    table = table_of(step)
     assert torch.equal(embeds[0, :, 0], table[[7, 9]])
     assert torch.equal(embeds[0, :, 1:], table[4].expand(2, 4, -1))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from drafter_samples import GEOMETRIES, features, make_spec, make_step, random_d
 from draftline.drafter import losses
 from draftline.drafter.losses import LossKind, head_loss, whole_chunks
 from draftline.drafter.step import MicroStep
+from draftline.records import Head
 from reference import dpace
 
 KINDS = [
@@ -21,15 +25,32 @@ KINDS = [
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.kind}-{kind.weights}")
 
 
-def plain_loss(hidden: Tensor, head: Tensor, label: Tensor, supervised: Tensor, teacher: Tensor, kind: LossKind):
+HEADS = {
+    "soft-cap": {"soft_cap": 2.5},  # logits of these samples reach 9
+    "scale": {"scale": 0.4},
+    "bias, scale and soft-cap": {
+        "bias": torch.linspace(-1.5, 2, 23, dtype=torch.float64),
+        "scale": 1.7,
+        "soft_cap": 4.0,
+    },
+}
+
+
+def plain_logits(head: Head, state: Tensor) -> Tensor:
+    logits = (head.weight * state).sum(-1)
+    logits = (logits if head.bias is None else logits + head.bias) * head.scale
+    return logits if head.soft_cap is None else head.soft_cap * torch.tanh(logits / head.soft_cap)
+
+
+def plain_loss(hidden: Tensor, head: Head, label: Tensor, supervised: Tensor, teacher: Tensor, kind: LossKind):
     """(loss sum, weight sum, correct) in float64, one slot at a time, differentiable by autograd."""
     total, weight_sum = torch.zeros((), dtype=torch.float64), 0.0
     correct = torch.zeros_like(supervised)
     for m in range(hidden.shape[0]):
         slot_losses, entropies = [], []
         for k in range(hidden.shape[1]):
-            q = torch.softmax(head @ hidden[m, k], 0)
-            p = torch.softmax(head @ teacher[m, k], 0)
+            q = torch.softmax(plain_logits(head, hidden[m, k]), 0)
+            p = torch.softmax(plain_logits(head, teacher[m, k]), 0)
             wanted = int(label[m, k]) if kind.kind == "ce" else int(p.argmax())
             entropies.append(-float(q[wanted].detach().log()))
             correct[m, k] = int(q.argmax()) == wanted
@@ -54,20 +75,31 @@ def random_slots(seed: int, blocks: int = 6, slots: int = 7, width: int = 16, vo
     head = 0.7 * torch.randn(vocabulary, width, generator=generator, dtype=torch.float64)
     label = torch.randint(0, vocabulary, (blocks, slots), generator=generator)
     length = torch.tensor([7, 0, 1, 3, 7, 5])[:blocks]
-    return hidden, head, label, torch.arange(slots) < length[:, None], teacher
+    return hidden, Head(head), label, torch.arange(slots) < length[:, None], teacher
 
 
 @kinds
 @pytest.mark.parametrize("chunk", [losses.CHUNK_LOGITS, 2 * 7 * 23, 1], ids=["one chunk", "chunks of 2", "chunks of 1"])
 def test_values_and_gradients_equal_autograd(kind: LossKind, chunk: int, monkeypatch) -> None:
     monkeypatch.setattr(losses, "CHUNK_LOGITS", chunk)
+    check_against_autograd(kind, {})
+
+
+@kinds
+@pytest.mark.parametrize("name", HEADS)
+def test_every_head_gives_the_values_and_gradients_of_autograd(kind: LossKind, name: str) -> None:
+    check_against_autograd(kind, HEADS[name])
+
+
+def check_against_autograd(kind: LossKind, shape: dict[str, Any]) -> None:
     hidden, head, label, supervised, teacher = random_slots(3)
+    head = replace(head, **shape)
     own = hidden.clone().requires_grad_(True)
     expected, weight, correct = plain_loss(own, head, label, supervised, teacher, kind)
     expected.backward()
     found = hidden.float().requires_grad_(True)
     given = teacher.float() if kind.needs_final else None
-    loss_sum, weight_sum, outcome = head_loss(found, head.float(), label, supervised, given, kind)
+    loss_sum, weight_sum, outcome = head_loss(found, head.to(torch.float32), label, supervised, given, kind)
     (3 * loss_sum).backward()
     assert loss_sum.item() == pytest.approx(expected.item(), rel=2e-6)
     assert float(weight_sum) == pytest.approx(weight, rel=2e-6)
@@ -87,14 +119,14 @@ def test_labels_shifted_by_a_slot_have_another_loss(kind: LossKind) -> None:
 def test_a_target_of_its_own_mind_beats_the_data_token() -> None:
     """ce_target, kl and tv count as correct what the target would have said, not the data."""
     hidden, head, label, supervised, _ = random_slots(5)
-    hidden, head = hidden.float(), head.float()
+    hidden, head = hidden.float(), head.to(torch.float32)
     for kind in KINDS:
         teacher = hidden.clone() if kind.needs_final else None
         loss, _, outcome = head_loss(hidden, head, label, supervised, teacher, kind)
         if kind.needs_final:
             assert outcome.correct.all()
         else:
-            assert torch.equal(outcome.correct, (hidden @ head.T).argmax(-1) == label)
+            assert torch.equal(outcome.correct, (hidden @ head.weight.T).argmax(-1) == label)
         if kind.kind in ("kl", "tv"):
             assert abs(float(loss)) < 1e-5
 

@@ -28,7 +28,7 @@ from draftline.target.proofs import prove_padding, prove_taps
 from draftline.train.publishing import export_command
 
 UNTIED = {"tie_word_embeddings": False, "vocab_size": 19}  # with this seed the greedy answers are no repetitions
-TARGET_GATES = ["loads", "prompts", "head", "taps", "padding", "mask token", "drafter shape"]
+TARGET_GATES = ["loads", "prompts", "head", "cache", "taps", "padding", "mask token", "drafter shape"]
 DRAFTER_GATES = ["reloads", "geometry", "RoPE", "mask token", "origin", "tensors", "forward", "decoding"]
 
 

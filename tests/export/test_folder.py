@@ -59,6 +59,7 @@ def test_provenance_is_written_beside(tmp_path: Path) -> None:
         "window_rule": "context p < a, in sliding layers also p > a + j - 32; "
         "inside the block causal in sliding layers, bidirectional in full layers",
         "tau": [],
+        "engine_notes": [],
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep, fused_drafter
-from draftline.records import DrafterSpec, FeatureBatch, PackedBatch
+from draftline.records import DrafterSpec, FeatureBatch, Head, PackedBatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = [("ce", "exponential"), ("kl", "dpace"), ("tv", "exponential"), ("ce_target", "dpace")]
@@ -57,7 +59,10 @@ def random_batch(rng: np.random.Generator, rows: int, length: int, spec: Drafter
     return FeatureBatch(packed, taps.bfloat16().float(), final.bfloat16().float())
 
 
-def random_step(spec: DrafterSpec, kind: LossKind, device: str, dtype: torch.dtype, fused: bool) -> DrafterStep:
+def random_step(
+    spec: DrafterSpec, kind: LossKind, device: str, dtype: torch.dtype, fused: bool, shape: dict[str, Any] | None = None
+) -> DrafterStep:
+    """shape: bias, scale and soft-cap of the head, of which a plain one has none."""
     torch.manual_seed(1)
     drafter = Drafter(spec)
     drafter.init_weights(3, std=0.1)
@@ -66,15 +71,14 @@ def random_step(spec: DrafterSpec, kind: LossKind, device: str, dtype: torch.dty
             parameter.data.add_(0.1 * torch.randn(parameter.shape))
     embedding, head = nn.Embedding(spec.vocab_size, spec.hidden_size), torch.randn(spec.vocab_size, spec.hidden_size)
     drafter.to(device)
-    step = DrafterStep(
-        drafter, embedding.to(device, dtype), (0.3 * head).to(device, dtype), kind, anchors=7, seed=0
-    )  # fmt: skip
+    borrowed = Head(0.3 * head, **(shape or {})).to(device).to(dtype)
+    step = DrafterStep(drafter, embedding.to(device, dtype), borrowed, kind, anchors=7, seed=0)
     step.fused = fused_drafter(drafter, dtype) if fused else None
     return step
 
 
 def run(step: DrafterStep, batch: FeatureBatch) -> tuple[list[Tensor], dict[str, Tensor]]:
-    device, dtype = step.head.device, step.head.dtype
+    device, dtype = step.head.weight.device, step.head.weight.dtype
     assert batch.final is not None
     micro = step.forward_backward(
         FeatureBatch(batch.packed, batch.taps.to(device, dtype), batch.final.to(device, dtype))
@@ -102,6 +106,20 @@ def test_it_equals_the_plain_model(name: str, kind: tuple[str, str], dtype: torc
     assert found[4] == expected[4] and torch.equal(found[6], expected[6])
     for key, value in reference.items():
         assert (gradients[key] - value).norm() <= limit * value.norm(), key
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_a_head_with_bias_scale_and_soft_cap(kind: tuple[str, str]) -> None:
+    spec, loss = spec_of(), LossKind(*kind, gamma=5.0, alpha=0.5)
+    bias = torch.randn(spec.vocab_size, generator=torch.Generator().manual_seed(5))
+    shape = {"bias": bias, "scale": 1.4, "soft_cap": 2.0}
+    batch = random_batch(np.random.default_rng(6), 1, 60, spec)
+    expected, reference = run(random_step(spec, loss, "cpu", torch.float32, False, shape), batch)
+    found, gradients = run(random_step(spec, loss, DEVICE, torch.float32, True, shape), batch)
+    for index in (0, 1):
+        assert abs(found[index] - expected[index]) <= 1e-4 * abs(expected[index])
+    for key, value in reference.items():
+        assert (gradients[key] - value).norm() <= 1e-4 * value.norm(), key
 
 
 def test_a_second_micro_batch_adds_to_the_gradient_and_changed_masters_are_taken_over() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from builders import open_target, save_target, word_tokenizer
 from draftline.config import DrafterSection
 from draftline.errors import InputError
+from draftline.records import Head
 from draftline.target.derive import choose_mask_id, default_taps, derive_spec, free_ids
 from draftline.target.load import Target
 from draftline.target.parts import prove_parts
@@ -161,16 +162,15 @@ def test_a_tied_head_is_the_embedding(target: Target, tmp_path) -> None:
     assert torch.equal(target.parts.head.weight, saved["model.embed_tokens.weight"])
     ids = torch.arange(5, 25)[None]
     assert prove_parts(target.model, target.parts, ids) < 1e-5
-    wrong = nn.Linear(32, 32, bias=False).requires_grad_(False)
     noise = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
-    wrong.weight.data = target.parts.head.weight + 0.01 * noise
+    wrong = Head(target.parts.head.weight + 0.01 * noise)
     with pytest.raises(InputError, match="differs from the model's own logits"):
         prove_parts(target.model, replace(target.parts, head=wrong), ids)
     with pytest.raises(InputError, match="differs from the model's own logits"):
         prove_parts(target.model, replace(target.parts, decoder=Unnormed(target.parts.decoder)), ids)
-    wrong.weight.data.fill_(float("nan"))
+    broken = Head(torch.full_like(wrong.weight, float("nan")))
     with pytest.raises(InputError, match="differs from the model's own logits by nan"):
-        prove_parts(target.model, replace(target.parts, head=wrong), ids)
+        prove_parts(target.model, replace(target.parts, head=broken), ids)
 
 
 class Unnormed(nn.Module):

@@ -43,7 +43,7 @@ def random_target(spec: DrafterSpec, device: torch.device, dtype: torch.dtype) -
     )  # fmt: skip
     with torch.device(device):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
-    return Target(model, None, find_parts(model), "random", "random", frozenset(), device, dtype)
+    return Target(model, None, find_parts(model, device), "random", "random", frozenset(), device, dtype)
 
 
 @torch.no_grad()

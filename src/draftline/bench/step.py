@@ -13,7 +13,7 @@ from draftline.drafter.cost import StepCost, step_cost
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
-from draftline.records import FeatureBatch, PackedBatch
+from draftline.records import FeatureBatch, Head, PackedBatch
 
 
 def packed_row(shape: Shape) -> PackedBatch:
@@ -34,7 +34,7 @@ def random_step(shape: Shape, kind: LossKind, device: torch.device, dtype: torch
             parameter.data.normal_(0, 0.02, generator=generator)
     embedding = nn.Embedding(shape.spec.vocab_size, shape.spec.hidden_size, device=device, dtype=dtype)
     head = 0.02 * torch.randn(embedding.weight.shape, generator=generator, device=device).to(dtype)
-    return DrafterStep(drafter, embedding.requires_grad_(False), head, kind, shape.anchors, seed=0)
+    return DrafterStep(drafter, embedding.requires_grad_(False), Head(head), kind, shape.anchors, seed=0)
 
 
 def random_features(shape: Shape, device: torch.device, dtype: torch.dtype) -> FeatureBatch:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,12 @@ from draftline.target.load import Target
 
 
 class CachedTarget:
-    """The target over a growing prefix. `forward` appends tokens, `drop_last` takes unverified ones back."""
+    """The target over a growing prefix. `forward` appends tokens, `drop_last` takes unverified ones back.
+
+    Keys and values are cropped. Layers with a state that forgets (linear attention, convolutions) cannot be: they are
+    copied before each forward of several tokens, put back, and the target runs over the verified ones again. That
+    costs one more forward for every step with a rejected draft, and changes neither text nor tau.
+    """
 
     def __init__(self, target: Target, taps: tuple[int, ...] = ()) -> None:
         self.target = target
@@ -29,23 +36,47 @@ class CachedTarget:
         self.cache.layers = [
             DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in self.cache.layers
         ]
+        self.last_ids: list[int] = []  # of the last forward, and what forgetting layers held before it
+        self.states_before: dict[int, Any] = {}
         parameters = signature(target.model.forward).parameters
         self.keyword = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
 
     @torch.no_grad()
     def forward(self, ids: list[int], logits_for: int) -> tuple[Tensor, Tensor | None]:
         """(float32 logits of the last `logits_for` positions [n, V], taps of all positions [1, L, K*d] or None)."""
+        self.remember(ids)
         tensor = torch.tensor([ids], device=self.target.device)
         with tapped(self.target.parts.layers, self.taps) as outputs:
             logits = self.target.model(
                 input_ids=tensor, use_cache=True, logits_to_keep=logits_for, **{self.keyword: self.cache}
             ).logits
-        taps = torch.cat([outputs[layer] for layer in self.taps], dim=-1) if self.taps else None
-        return logits[0].float(), taps
+        device = self.target.device  # layers may lie on others
+        taps = torch.cat([outputs[layer].to(device) for layer in self.taps], dim=-1) if self.taps else None
+        return logits[0].to(device).float(), taps
+
+    def remember(self, ids: list[int]) -> None:
+        """Only a forward of several tokens can have some of them dropped."""
+        self.last_ids, self.states_before = ids, {}
+        if len(ids) > 1:
+            self.states_before = {
+                i: deepcopy(layer) for i, layer in enumerate(self.cache.layers) if type(layer) is not DynamicLayer
+            }
 
     def drop_last(self, count: int) -> None:
-        if count:  # older transformers read crop(0) as "keep nothing"
+        """Take back the last `count` tokens of the last forward."""
+        if not count:  # older transformers read crop(0) as "keep nothing"
+            return
+        if not self.states_before:
             self.cache.crop(-count)
+            return
+        verified = self.last_ids[:-count]
+        for i, layer in enumerate(self.cache.layers):
+            if i in self.states_before:
+                self.cache.layers[i] = self.states_before[i]
+            elif isinstance(layer, DynamicLayer):
+                layer.crop(-len(self.last_ids))
+        if verified:
+            self.forward(verified, logits_for=1)
 
 
 class CachedAttend:
@@ -108,4 +139,4 @@ class CachedDrafter:
         embeds = self.target.embed(self.ids).to(new_taps.dtype)
         c = self.drafter.context(new_taps)
         hidden = self.drafter(embeds, self.verified + self.offset, c, context_position, self.attend)
-        return F.linear(hidden[0, 1:], self.target.parts.head.weight).float()
+        return self.target.parts.head.logits(hidden[0, 1:]).float()

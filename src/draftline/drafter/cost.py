@@ -1,4 +1,4 @@
-"""What one row of a training step costs, counted: useful FLOP by part, forward and backward, nothing recomputed."""
+"""What one row of a training step costs, counted: useful FLOP by part, and the bytes that must pass through memory."""
 
 from __future__ import annotations
 
@@ -40,3 +40,20 @@ def step_cost(spec: DrafterSpec, tokens: int, anchors: int, mean_context: float,
         head=head,
         teacher=head / 2 if compares else 0.0,
     )
+
+
+def step_bytes(spec: DrafterSpec, tokens: int, anchors: int, compares: bool, item: int) -> float:
+    """Bytes read and written by one row's forward and backward if every tensor between two products passes once.
+
+    A layer's forward moves 10 d + 6 Hq + 4 Hkv + 6 f values a slot; its backward two and a half times that. Each of the
+    logits is written once, read twice and turned into its gradient in place, the target's likewise where the loss
+    compares. `item`: bytes of a value. Weights are read by three products and their fp32 gradient read and written.
+    """
+    d, layers = spec.hidden_size, spec.num_hidden_layers
+    hq, hkv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    slots = anchors * spec.block_size
+    values = 3.5 * layers * (10 * d + 6 * hq + 4 * hkv + 6 * spec.intermediate_size) * slots
+    values += (len(spec.target_layer_ids) + 12) * d * tokens
+    logits = anchors * (spec.block_size - 1) * spec.vocab_size * (8 if compares else 5)
+    weights = layers * (2 * d * hq + 2 * d * hkv + 3 * d * spec.intermediate_size) + len(spec.target_layer_ids) * d * d
+    return item * (values + logits) + weights * (3 * item + 8) + 2 * item * spec.vocab_size * d

@@ -10,6 +10,7 @@ from torch import Tensor
 from draftline.drafter.anchors import exponential_weights
 from draftline.drafter.losses import LossKind, SlotOutcome
 from draftline.kernels.loss import LogitShape, dpace, statistics, turn_into_gradient, variation
+from draftline.records import Head
 
 CHUNK_LOGITS = 160 * 1024 * 1024  # logits held at once, and as many of the target's where the loss compares them
 
@@ -26,12 +27,12 @@ class HeadGradient:
 
 @torch.no_grad()
 def head_loss_and_gradient(
-    hidden: Tensor, head: Tensor, label: Tensor, supervised: Tensor, teacher: Tensor | None, kind: LossKind,
+    hidden: Tensor, head: Head, label: Tensor, supervised: Tensor, teacher: Tensor | None, kind: LossKind,
     kept: Tensor,
 ) -> HeadGradient:  # fmt: skip
     """As losses.head_loss, with its gradient.
 
-    hidden [M, B, d] dense; head [V, d]; label int64 and supervised bool [M, K]; teacher [M, K, d] or None; kept int64:
+    hidden [M, B, d] dense; label int64 and supervised bool [M, K]; teacher [M, K, d] or None; kept int64:
     numbers of the blocks that weigh anything. The others are not multiplied with the head at all.
     """
     blocks, size, _ = hidden.shape
@@ -39,25 +40,26 @@ def head_loss_and_gradient(
     gradient = torch.zeros_like(hidden)
     loss = torch.zeros((blocks, slots), dtype=torch.float32, device=hidden.device)
     weights, correct = torch.zeros_like(loss), torch.zeros_like(supervised)
-    limit = max(1, CHUNK_LOGITS // (slots * len(head)))
+    limit = max(1, CHUNK_LOGITS // (slots * len(head.weight)))
     for chunk in kept.chunk(-(-len(kept) // limit)) if len(kept) else ():  # all alike in size
         rows = hidden[chunk, 1:].flatten(0, 1)
-        logits = rows @ head.t()
-        teacher_logits = None if teacher is None else teacher[chunk].flatten(0, 1) @ head.t()
-        part = chunk_gradient(logits, teacher_logits, label[chunk], supervised[chunk], kind)
+        logits = head.product(rows)
+        teacher_logits = None if teacher is None else head.product(teacher[chunk].flatten(0, 1))
+        part = chunk_gradient(logits, teacher_logits, label[chunk], supervised[chunk], kind, head)
         loss[chunk], weights[chunk], correct[chunk] = part
-        gradient[chunk, 1:] = (logits @ head).view(len(chunk), slots, -1)
+        gradient[chunk, 1:] = (logits @ head.weight).view(len(chunk), slots, -1)
     return HeadGradient(loss.sum(), weights.sum(), SlotOutcome(correct, supervised), gradient)
 
 
 def chunk_gradient(
-    logits: Tensor, teacher: Tensor | None, label: Tensor, supervised: Tensor, kind: LossKind
+    logits: Tensor, teacher: Tensor | None, label: Tensor, supervised: Tensor, kind: LossKind, head: Head
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(weighted loss, weight, correct) [m, K]; logits [m*K, V] become their own weighted gradient."""
-    shape = LogitShape()
+    """(weighted loss, weight, correct) [m, K]; logits [m*K, V], the head's products, become their
+    own weighted gradient."""
+    shape = LogitShape(head.scale, head.soft_cap)
     found = statistics(logits, teacher, shape)
     flat = label.flatten() if teacher is None else found.teacher_best.long()
-    cross_entropy = (found.lse - logits.gather(1, flat[:, None])[:, 0].float()).view_as(label)
+    cross_entropy = (found.lse - head.shaped(logits.gather(1, flat[:, None])[:, 0].float())).view_as(label)
     weight = (
         dpace(cross_entropy, supervised, kind.alpha)
         if kind.weights == "dpace"

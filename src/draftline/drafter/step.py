@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftline.drafter.anchors import Blocks, SlotTargets, sample_blocks, slot_targets, to_device
 from draftline.drafter.attention import DenseAttention
 from draftline.drafter.losses import LossKind, SlotOutcome, head_loss
 from draftline.drafter.model import Drafter
 from draftline.monitor.phases import PhaseClock
-from draftline.records import FeatureBatch
+from draftline.records import FeatureBatch, Head
 
 if TYPE_CHECKING:
     from draftline.drafter.fused import FusedDrafter
@@ -43,22 +44,23 @@ class MicroStep:
 
 
 class DrafterStep:
-    """The drafter and the two frozen pieces that it borrows from its target: `embedding` and the head weight [V, d].
+    """The drafter and the two frozen pieces that it borrows from its target: `embed`, from ids [...] to what the
+    target's first layer receives [..., d], and the head.
 
     On CUDA the written-out step of `fused.py` runs, elsewhere the plain model under autograd: the reference.
     """
 
     def __init__(
-        self, drafter: Drafter, embedding: nn.Module, head: Tensor, loss: LossKind, anchors: int, seed: int
+        self, drafter: Drafter, embed: Callable[[Tensor], Tensor], head: Head, loss: LossKind, anchors: int, seed: int
     ) -> None:
         self.drafter = drafter
-        self.embedding = embedding
+        self.embed = embed
         self.head = head
         self.loss = loss
         self.anchors = anchors
         self.seed = seed
-        self.fused = fused_drafter(drafter, head.dtype) if head.is_cuda else None
-        self.clock = PhaseClock(head.device)
+        self.fused = fused_drafter(drafter, head.weight.dtype) if head.weight.is_cuda else None
+        self.clock = PhaseClock(head.weight.device)
 
     def forward_backward(self, batch: FeatureBatch) -> MicroStep:
         """Adds the gradient of the *undivided* loss sum to the parameters' grads."""
@@ -117,7 +119,7 @@ class DrafterStep:
         spec = self.drafter.spec
         anchor_ids = ids.gather(1, blocks.anchor)
         mask = torch.full((1,), spec.mask_token_id, dtype=ids.dtype, device=ids.device)
-        first, rest = self.embedding(anchor_ids), self.embedding(mask)[0]
+        first, rest = self.embed(anchor_ids), self.embed(mask)[0]
         embeds = torch.cat([first[..., None, :], rest.expand(*anchor_ids.shape, spec.block_size - 1, -1)], dim=-2)
         return embeds.to(dtype)
 

@@ -13,6 +13,7 @@ from draftline.config import DrafterSection, TargetSection
 from draftline.data.chat import ChatRenderer
 from draftline.data.template import Unusable
 from draftline.decode.chain import Limits, Sampler, decode_plain
+from draftline.decode.proofs import prove_cache
 from draftline.drafter.model import Drafter
 from draftline.errors import InputError
 from draftline.evaluate.decoding import DecodingTask, measure
@@ -94,6 +95,7 @@ def target_gates(target: Target, prompts: list[list[int]]) -> Iterator[Gate[Any]
     longest = max(prompts, key=len)
     row = torch.tensor([longest], device=target.device)
     yield Gate("head", lambda: prove_parts(target.model, target.parts, row), relative_figure)
+    yield Gate("cache", lambda: prove_cache(target, longest), relative_figure)
     yield Gate("taps", lambda: prove_taps(target, longest), relative_figure)
     yield Gate("padding", lambda: prove_padding(target, prompts), relative_figure)
     yield Gate("mask token", lambda: describe_mask(choose_mask_id(None, target), target))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from draftline.decode.models import CachedDrafter, CachedTarget
 from draftline.drafter.anchors import Blocks
@@ -115,4 +114,4 @@ def training_logits(target: Target, drafter: Drafter, ids: list[int], anchors: l
         target.embed(block_ids).flatten(0, 1)[None], position.flatten(1), drafter.context(taps),
         torch.arange(len(ids), device=device)[None], DenseAttention(spec, blocks, len(ids)),
     )  # fmt: skip
-    return F.linear(states.unflatten(1, (len(anchors), -1))[0, :, 1:], target.parts.head.weight).float()
+    return target.parts.head.logits(states.unflatten(1, (len(anchors), -1))[0, :, 1:]).float()

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from draftline.errors import InputError, RunError
 from draftline.evaluate.acceptance import Acceptance, check_counts
 from draftline.export.folder import read_drafter, read_spec
+from draftline.export.provenance import PROVENANCE_NAME, read_provenance
 from draftline.monitor.notices import Notices, stderr_console
 from draftline.records import EvalReport
 
@@ -56,6 +57,7 @@ def evaluate_with_vllm(interpreter: str, draft: Path, served: Served, decoding: 
     job = make_job(draft, spec.block_size, served, decoding)
     fast = run_worker(interpreter, job)
     plain = run_worker(interpreter, job | {"draft": None}) if decoding.compare_plain else None
+    warn_of_notes(draft)
     if fast["on_cpu"]:
         warn_of_shared_k_norm(fast["vllm"], draft)
     found = acceptance(fast["counters"])
@@ -95,6 +97,13 @@ def warn_of_shared_k_norm(version: str, draft: Path) -> None:
             f"to {spread:.2g}, so tau is lower here than by definition",
             "the text is not affected; take tau from --engine draftline, or measure on the hardware that will serve",
         )
+
+
+def warn_of_notes(draft: Path) -> None:
+    """What the export knows of engines that run it otherwise than it was trained."""
+    if (draft / PROVENANCE_NAME).is_file():
+        for note in read_provenance(draft).value("engine_notes"):
+            Notices(stderr_console()).warn("engines run this drafter otherwise", note, "the text is not affected")
 
 
 def k_norm_spread(draft: Path) -> float:

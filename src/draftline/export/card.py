@@ -31,7 +31,7 @@ Trained with draftline {tree["versions"]["draftline"]}.
 
 ## Serving
 {serving(tree)}
-"""
+{notes(tree)}"""
 
 
 def facts(tree: dict[str, Any]) -> str:
@@ -68,6 +68,10 @@ def tau_row(report: dict[str, Any]) -> str:
         f"{report['tokens_per_s'] / plain:.2f}x" if plain else "-",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def notes(tree: dict[str, Any]) -> str:
+    return "".join(f"\nKnown difference: {note}.\n" for note in tree["engine_notes"])
 
 
 def serving(tree: dict[str, Any]) -> str:

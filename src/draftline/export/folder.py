@@ -46,6 +46,7 @@ class Export:
     dtype: torch.dtype
     format: Format
     provenance: Provenance
+    engine_notes: tuple[str, ...] = ()  # where engines are known to run this drafter otherwise than it was trained
 
 
 def detect_format(folder: Path) -> Format:
@@ -111,7 +112,7 @@ def write_export(folder: Path, export: Export) -> None:
         write_speculators(folder, export.spec, export.tensors, export.dtype, export.provenance.target_name)
     else:
         write_reference(folder, export.spec, export.tensors, export.dtype)
-    tree = provenance_tree(export.spec, export.provenance, export.format)
+    tree = provenance_tree(export.spec, export.provenance, export.format) | {"engine_notes": [*export.engine_notes]}
     write_json(folder / PROVENANCE_NAME, tree)
     (folder / CARD_NAME).write_text(model_card(tree), encoding="utf-8")
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from draftline.records import FeatureBatch, PackedBatch
 from draftline.target.load import Target
+from draftline.target.parts import layer_state
 
 Span = tuple[int, int]  # where a document begins in a flat array of tokens, and its length
 SHARED_FORWARD_TOKENS = 16384  # fills a large GPU; the features of so many tokens are small beside the target
@@ -24,8 +25,8 @@ def tapped(layers: nn.ModuleList, taps: tuple[int, ...]) -> Iterator[dict[int, T
     outputs: dict[int, Tensor] = {}
 
     def keep(layer: int) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            outputs[layer] = output[0] if isinstance(output, tuple) else output
+        def hook(module: nn.Module, _args: Any, output: Any) -> None:
+            outputs[layer] = layer_state(module, output)
 
         return hook
 
@@ -88,9 +89,9 @@ class FeatureCapture:
                 last = self.target.parts.decoder(input_ids=padded, use_cache=False).last_hidden_state
             mine = torch.from_numpy(np.flatnonzero(place >= 0)).to(device)
             there = torch.from_numpy(place[place >= 0]).to(device)
-            taps[there] = torch.cat([outputs[layer].flatten(0, 1)[mine] for layer in self.taps], dim=-1)
+            taps[there] = torch.cat([rows_at(outputs[layer], mine) for layer in self.taps], dim=-1)
             if final is not None:
-                final[there] = last.flatten(0, 1)[mine]
+                final[there] = rows_at(last, mine)
             advance(len(mine))
         return FlatFeatures(taps, final)
 
@@ -112,6 +113,11 @@ class FeatureCapture:
             place[row, :count] = np.arange(start, start + count)
         padded = np.where(place >= 0, ids[np.maximum(place, 0)], ids[group[0][0]]).astype(np.int64)
         return place.reshape(-1), torch.from_numpy(padded).to(self.target.device)
+
+
+def rows_at(states: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` of states [D, L, d] laid end to end, on the index's device: a layer may lie on another."""
+    return states.flatten(0, 1)[index.to(states.device)].to(index.device)
 
 
 def document_spans(document: np.ndarray) -> list[Span]:

@@ -11,18 +11,24 @@ from draftline.target.load import Target
 
 KNOWN_MASK_IDS = {"qwen3": 151669, "qwen3_moe": 151669, "qwen3_5": 248070, "qwen3_5_text": 248070}  # SPEC 2
 
+NORM_EPS_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon", "norm_epsilon")
+FFN_RATIO = 3  # of the hidden size, where the target states no single FFN size of its own (experts only): as Qwen3-8B
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # fixed frequencies, the same in every engine
+IMAGE_ROPE_KEYS = ("mrope_section", "mrope_interleaved")
+
 
 def derive_spec(section: DrafterSection, target: Target) -> DrafterSpec:
     """The drafter's full geometry from its recipe section and its target. Raises InputError on what cannot fit."""
     config, parts = target.parts.config, target.parts
-    refuse_other_family(config)
+    refuse_without_keys(config)
+    rope = full_attention_rope(config)
     if section.hidden_size not in (None, parts.hidden_size):
         raise InputError(
             f"drafter.hidden_size {section.hidden_size} differs from the target's {parts.hidden_size}",
             "a drafter borrows its target's embedding and head, so it is as wide: leave hidden_size out",
         )
     heads = section.attention_heads or config.num_attention_heads
-    kv_heads = section.key_value_heads or config.num_key_value_heads
+    kv_heads = section.key_value_heads or stated(config, "num_key_value_heads") or config.num_attention_heads
     if heads % kv_heads:
         raise InputError(f"drafter.attention_heads {heads} must be a multiple of drafter.key_value_heads {kv_heads}")
     depth = len(parts.layers)
@@ -31,25 +37,25 @@ def derive_spec(section: DrafterSection, target: Target) -> DrafterSpec:
     )
     return DrafterSpec(
         hidden_size=parts.hidden_size,
-        intermediate_size=section.intermediate_size or config.intermediate_size,
+        intermediate_size=section.intermediate_size or intermediate_size(config),
         num_hidden_layers=section.layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=rotated_head_dim(section.head_dim or target_head_dim(config), full_attention_rope(config)),
+        head_dim=rotated_head_dim(section.head_dim or target_head_dim(config), rope),
         vocab_size=parts.vocab_size,
         block_size=section.block_size,
         mask_token_id=choose_mask_id(section.mask_token_id, target),
         target_layer_ids=checked_taps(section.taps, depth) if section.taps else default_taps(depth, section.tap_count),
         num_target_layers=depth,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_parameters=full_attention_rope(config),
+        rms_norm_eps=stated(config, *NORM_EPS_KEYS),
+        rope_parameters=rope,
         max_position_embeddings=config.max_position_embeddings,
         layer_types=kinds,
         sliding_window=section.sliding_window,
         is_causal=section.is_causal,
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
+        bos_token_id=stated(config, "bos_token_id"),
+        eos_token_id=stated(config, "eos_token_id"),
+        pad_token_id=stated(config, "pad_token_id"),
     )
 
 
@@ -70,15 +76,26 @@ def checked_taps(taps: tuple[int, ...], depth: int) -> tuple[int, ...]:
     return taps
 
 
-def refuse_other_family(config: Any) -> None:
-    """What every supported family states; GPT-2, say, has neither RoPE nor grouped heads."""
-    stated = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "rms_norm_eps", "rope_parameters")
-    missing = [name for name in (*stated, "max_position_embeddings") if not hasattr(config, name)]
+def stated(config: Any, *names: str) -> Any:
+    """The first of these keys that the config has with a value, or None."""
+    values = (getattr(config, name) for name in names if hasattr(config, name))
+    return next((value for value in values if value is not None), None)
+
+
+def refuse_without_keys(config: Any) -> None:
+    """What a drafter's geometry needs of its target; GPT-2, say, has no RoPE."""
+    needed = (("num_attention_heads",), ("rope_parameters",), ("max_position_embeddings",), NORM_EPS_KEYS)
+    missing = [" or ".join(keys) for keys in needed if stated(config, *keys) is None]
     if missing:
         raise InputError(
-            f"target family {config.model_type}: its config has no {', '.join(missing)}",
-            "this family is not supported yet",
+            f"target family {config.model_type}: its config has no {', no '.join(missing)}",
+            "the drafter takes these from its target: a family without them is not supported",
         )
+
+
+def intermediate_size(config: Any) -> int:
+    size = stated(config, "intermediate_size")
+    return size if isinstance(size, int) else FFN_RATIO * int(config.hidden_size)
 
 
 def rotated_head_dim(head_dim: int, rope: dict[str, Any]) -> int:
@@ -98,15 +115,25 @@ def target_head_dim(config: Any) -> int:
 
 
 def full_attention_rope(config: Any) -> dict[str, Any]:
-    """The target's own RoPE: type, base, scaling and partial factor, from `rope_parameters` (transformers 5)."""
+    """RoPE of the target's full-attention layers: type, base, scaling and partial factor, from `rope_parameters`.
+
+    What places images is left out: over text its position streams are equal, and turn as one.
+    """
     parameters = config.rope_parameters
     if "full_attention" in parameters:
         parameters = parameters["full_attention"]
     if "rope_theta" not in parameters:
         raise InputError(
-            "the target's config has no rope_theta in rope_parameters: targets without RoPE are not supported"
+            f"target family {config.model_type}: rope_parameters {parameters} has no rope_theta for full attention",
+            "targets without RoPE in full-attention layers are not supported",
         )
-    return dict(parameters)
+    if parameters["rope_type"] not in ROPE_TYPES:
+        raise InputError(
+            f"target family {config.model_type}: RoPE type {parameters['rope_type']!r}",
+            f"supported are {', '.join(ROPE_TYPES)}; dynamic and longrope change their frequencies with the length of "
+            "a text, and engines disagree about when",
+        )
+    return {key: value for key, value in parameters.items() if key not in IMAGE_ROPE_KEYS and value is not None}
 
 
 def choose_mask_id(wanted: int | None, target: Target) -> int:
@@ -146,9 +173,10 @@ def free_ids(target: Target) -> list[int]:
     tokenizer, rows = target.tokenizer, target.parts.vocab_size
     vocabulary = set(tokenizer.get_vocab().values())
     config = target.parts.config
-    eos = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    eos = stated(config, "eos_token_id")
     taken = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}
-    taken |= {config.pad_token_id, config.bos_token_id, *eos} | target.stop_ids
+    taken |= {stated(config, "pad_token_id"), stated(config, "bos_token_id")} | target.stop_ids
+    taken |= set(eos) if isinstance(eos, list) else {eos}
     padding = [i for i in range(max(vocabulary) + 1, rows) if i not in taken]
     template = str(tokenizer.chat_template)
     special = [

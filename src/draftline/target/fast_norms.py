@@ -23,6 +23,8 @@ def fuse_norms(model: nn.Module) -> int:
 
 def is_candidate(module: Any) -> bool:
     """One weight vector, nothing else: an RMSNorm, or something that the trial will tell from one."""
+    if "_hf_hook" in vars(module):  # a model spread over devices moves its inputs by a wrapped forward: leave it
+        return False
     names = [name for name, _ in module.named_parameters()]
     return names == ["weight"] and module.weight.dim() == 1 and epsilon(module) is not None
 
@@ -35,6 +37,8 @@ def epsilon(module: Any) -> float | None:
 def fuse(module: Any) -> bool:
     weight, eps = module.weight, epsilon(module)
     if not weight.is_cuda or weight.dtype not in TOLERANCE or eps is None:
+        return False
+    if weight.device.index != torch.cuda.current_device():  # Triton launches there
         return False
     generator = torch.Generator(weight.device).manual_seed(0)
     x = torch.randn(64, len(weight), generator=generator, device=weight.device, dtype=weight.dtype)

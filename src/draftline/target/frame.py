@@ -37,7 +37,7 @@ def load_frame(section: TargetSection, device: torch.device) -> Target:
             f"target.path {section.path}: {fault(section.path, error)}", remedy_for(section.path)
         ) from error
     target = load_without_layers(section, device, config)
-    restore_depth(target.parts, config.get_text_config())
+    restore_depth(target.parts, config.get_text_config(decoder=True))
     return replace(target, has_layers=False)
 
 
@@ -45,7 +45,7 @@ def load_without_layers(section: TargetSection, device: torch.device, config: An
     """A target of depth 0. transformers lists every tensor it left out in a warning, which here is all of the layers':
     the switch that silences it is process-wide and is put back."""
     shallow = deepcopy(config)
-    text = shallow.get_text_config()
+    text = shallow.get_text_config(decoder=True)
     text.num_hidden_layers = 0
     if "layer_types" in text.to_dict():
         text.layer_types = []

@@ -11,12 +11,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from draftline.config import TargetSection
 from draftline.errors import InputError
+from draftline.target.fast_norms import fuse_norms
 from draftline.target.parts import TargetParts, find_parts
 
 
@@ -41,7 +49,7 @@ class Target:
     @torch.no_grad()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Token embeddings as the target's first layer receives them. ids [...] -> [..., d]."""
-        return self.parts.embedding(ids)
+        return self.parts.embed(ids)
 
 
 def load_target(section: TargetSection, device: torch.device, changes: Mapping[str, Any] | None = None) -> Target:
@@ -51,7 +59,7 @@ def load_target(section: TargetSection, device: torch.device, changes: Mapping[s
     Raises InputError where the folder or hub id cannot be used, naming it and the remedy.
     """
     dtype = target_dtype(section.dtype, device)
-    common = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+    common: dict[str, Any] = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
     check_folder(section.path)
     if section.revision is not None and Path(section.path).exists():
         raise InputError(
@@ -61,15 +69,21 @@ def load_target(section: TargetSection, device: torch.device, changes: Mapping[s
     try:
         tokenizer = AutoTokenizer.from_pretrained(section.path, **common)
         with no_bar_over(section.path):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = auto_class(section.path, common).from_pretrained(
                 section.path,
                 dtype=dtype,
+                device_map=section.device_map,
                 use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # so that they are listed and refused below
                 **common,
                 **(changes or {}),
             )
+    except ImportError as error:  # of a quantised model's library, accelerate, or a tokenizer's
+        raise InputError(
+            f"target.path {section.path}: {' '.join(str(error).split())}",
+            "install what it names, or give a model that does not need it (an unquantised one)",
+        ) from error
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(
             f"target.path {section.path}: {fault(section.path, error)}", remedy_for(section.path)
@@ -77,10 +91,29 @@ def load_target(section: TargetSection, device: torch.device, changes: Mapping[s
     model, loading = loaded
     refuse_unloaded(section.path, loading)
     refuse_empty_tokenizer(section.path, tokenizer)
-    model.to(device).eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    if section.device_map is None:
+        model.to(device)
+    if device.type == "cuda":
+        fuse_norms(model)
+    parts = find_parts(model, device)
+    refuse_other_dtype(section.path, parts.head.weight.dtype, dtype)
     identity = weights_identity(model_folder(section))
-    return Target(
-        model, tokenizer, find_parts(model), section.path, identity, stop_ids(model, tokenizer), device, dtype
+    return Target(model, tokenizer, parts, section.path, identity, stop_ids(model, tokenizer), device, dtype)
+
+
+def auto_class(path: str, common: Mapping[str, Any]) -> Any:
+    """transformers' class of causal language models, or that of wrappers which read images as well as text."""
+    config = AutoConfig.from_pretrained(path, **common)
+    own_code = config.to_dict().get("auto_map") or {}
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own_code:
+        return AutoModelForCausalLM
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText
+    raise InputError(
+        f"target.path {path}: model type {config.model_type!r} is neither a causal language model nor one that reads "
+        "images beside text, for the installed transformers",
+        "draftline drafts for decoder-only language models",
     )
 
 
@@ -111,6 +144,15 @@ def refuse_unloaded(path: str, loading: Mapping[str, Any]) -> None:
         raise InputError(
             f"target.path {path}: {len(wrong)} tensors of the model are not in its safetensors files: {first}",
             "copy or save the whole model again; config.json must be the one of these weights",
+        )
+
+
+def refuse_other_dtype(path: str, found: torch.dtype, wanted: torch.dtype) -> None:
+    """A quantised model may load in the dtype that its quantiser likes, whatever was asked for."""
+    if found != wanted:
+        names = [str(dtype).removeprefix("torch.") for dtype in (found, wanted)]
+        raise InputError(
+            f"target.path {path}: its head loads as {names[0]}, not {names[1]}", f"give target.dtype={names[0]}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,19 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from draftline.errors import InputError
+from draftline.records import Head
 
 LOGIT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # relative to the largest logit
+PLAIN_SCALE = 1e-3  # a measured embedding scale this close to 1 is 1: none is meant to be, and rounding stays below
+# How configs spell what follows the head's matrix product. What they do not spell, prove_head notices.
+SOFT_CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap")
+SCALE_KEYS = ("logit_scale", "lm_head_multiplier")
+DIVISOR_KEYS = ("logits_scaling",)
 
 
 @dataclass(frozen=True)
 class TargetParts:
-    """embedding: ids -> first layer's input; decoder: ids -> final-normed states; head: those states -> logits."""
+    """embed: ids -> first layer's input; decoder: ids -> final-normed states; head: those states -> logits."""
 
     config: Any  # the text model's config
     embedding: nn.Embedding
+    embedding_scale: float  # what the decoder multiplies its embedding with; 1 where the embedding scales itself
     decoder: nn.Module
     layers: nn.ModuleList
-    head: nn.Linear
+    head: Head  # on the device where features go, wherever the layers lie
 
     @property
     def hidden_size(self) -> int:
@@ -29,49 +37,237 @@ class TargetParts:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding: padded, so it may exceed the tokenizer's count."""
+        """Rows of the embedding, as many as the head's: padded, so they may exceed the tokenizer's count."""
         return self.embedding.weight.shape[0]
 
-
-def find_parts(model: Any) -> TargetParts:
-    """Embedding, decoder, layers and head of a causal language model. Raises InputError naming the part not found."""
-    config = model.config.get_text_config()
-    decoder = model.get_decoder()
-    head = model.get_output_embeddings()
-    if head is None or not hasattr(head, "weight"):
-        raise InputError(f"target class {type(model).__name__} has no output embedding (language-model head)")
-    layers = decoder_layers(decoder, config.num_hidden_layers)
-    return TargetParts(config, model.get_input_embeddings(), decoder, layers, head)
+    def embed(self, ids: Tensor) -> Tensor:
+        """What the first layer receives for token ids [...]: [..., d]."""
+        embedded = self.embedding(ids.to(self.embedding.weight.device)).to(ids.device)
+        return embedded if self.embedding_scale == 1.0 else embedded * self.embedding_scale
 
 
-def decoder_layers(decoder: nn.Module, depth: int) -> nn.ModuleList:
-    """The one ModuleList of the decoder that is as long as the model is deep."""
-    found = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == depth]
-    if len(found) != 1:
+def find_parts(model: Any, device: torch.device) -> TargetParts:
+    """The parts of a causal language model, or of the language model inside a wrapper of several kinds of input.
+
+    device: where features go; a target spread over several has layers elsewhere. Raises InputError naming the part not
+    found.
+    """
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    embedding = found(name, "input embedding", model.get_input_embeddings)
+    output = found(name, "language-model head", model.get_output_embeddings)
+    decoder, layers = find_layers(name, found(name, "decoder", model.get_decoder), config)
+    shapes = [list(module.weight.shape) for module in (embedding, output)]
+    if shapes[0] != shapes[1]:
         raise InputError(
-            f"target class {type(decoder).__name__}: expected one list of {depth} decoder layers, found {len(found)}",
-            "this family is not supported yet",
+            f"target class {name}: embedding {shapes[0]} and head {shapes[1]} differ in shape",
+            "a drafter borrows both: a target with a vocabulary or width of its own for its head is not supported",
         )
-    return found[0]
+    head = find_head(name, config, output).to(device)
+    scale = measured_scale(decoder, layers, embedding)
+    return TargetParts(config, embedding, scale, decoder, layers, head)
+
+
+def found(name: str, part: str, accessor: Callable[[], Any]) -> Any:
+    """What one of the model's own accessors returns; transformers raises where it has none."""
+    try:
+        module = accessor()
+    except (NotImplementedError, AttributeError) as error:
+        raise InputError(f"target class {name}: its accessor of the {part} fails: {error}", not_supported()) from error
+    if not isinstance(module, nn.Module) or (part != "decoder" and not hasattr(module, "weight")):
+        raise InputError(f"target class {name} has no {part} with a weight, found {module!r}", not_supported())
+    return module
+
+
+def not_supported() -> str:
+    return "draftline needs decoder-only language models whose parts transformers' accessors name"
+
+
+def find_head(name: str, config: Any, output: Any) -> Head:
+    """The head's weights, and what the config says of a scale and a soft-cap on its logits."""
+    if output.weight.dtype not in LOGIT_TOLERANCE:
+        raise InputError(
+            f"target class {name}: the head's weights are {output.weight.dtype}, not float32 or bfloat16",
+            "a quantised head cannot be borrowed: use the unquantised model, or one whose lm_head was left alone",
+        )
+    stated = config.to_dict()
+    scale = 1.0
+    for key in SCALE_KEYS:
+        scale *= stated.get(key) or 1.0
+    for key in DIVISOR_KEYS:
+        scale /= stated.get(key) or 1.0
+    caps = [float(stated[key]) for key in SOFT_CAP_KEYS if stated.get(key)]
+    bias = output.bias.detach() if isinstance(output, nn.Linear) and output.bias is not None else None
+    return Head(output.weight.detach(), bias, scale, caps[0] if caps else None)
+
+
+def find_layers(name: str, decoder: nn.Module, config: Any) -> tuple[nn.Module, nn.ModuleList]:
+    """(decoder, layers): the outermost module that holds one ModuleList as long as the model is deep."""
+    if not hasattr(config, "num_hidden_layers"):
+        raise InputError(f"target class {name}: its config has no num_hidden_layers", not_supported())
+    depth = int(config.num_hidden_layers)
+    for module in decoder.modules():  # most accessors name it at once, some (Llama 4's) name the whole model
+        lists = [child for child in module.children() if isinstance(child, nn.ModuleList) and len(child) == depth]
+        if len(lists) == 1:
+            return module, lists[0]
+    raise InputError(f"target class {name}: expected a list of {depth} decoder layers, found none", not_supported())
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What passed between the parts in one forward of the decoder, [R, S, d] each, all on one device."""
+
+    inputs: list[Tensor]  # what each layer received
+    outputs: list[Tensor]  # what it gave
+    around: list[tuple[Tensor, Tensor]]  # (received, given) of the decoder's other modules
+    final: Tensor  # the decoder's last state
 
 
 @torch.no_grad()
+def watch(decoder: nn.Module, layers: nn.ModuleList, ids: Tensor) -> Passage:
+    """One forward over ids [R, S]. Raises InputError where a layer does not run once, from one tensor to another."""
+    received: list[Any] = []
+    given: list[Any] = []
+    around: list[tuple[Tensor, Tensor]] = []
+
+    def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        received.extend((args or tuple(kwargs.values()))[:1])
+
+    def after(module: nn.Module, _args: Any, output: Any) -> None:
+        given.append(layer_state(module, output))
+
+    def beside(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            around.append((args[0].to(ids.device), output.to(ids.device)))
+
+    handles = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
+    handles += [layer.register_forward_hook(after) for layer in layers]
+    handles += [child.register_forward_hook(beside) for child in decoder.children() if child is not layers]
+    try:
+        final = decoder(input_ids=ids, use_cache=False).last_hidden_state.to(ids.device)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(received) != len(layers) or not all(isinstance(state, Tensor) for state in received):
+        raise InputError(
+            f"target class {type(decoder).__name__}: expected each of {len(layers)} layers to run once, on one tensor, "
+            f"found {len(received)} runs",
+            not_supported(),
+        )
+    return Passage([state.to(ids.device) for state in received], [g.to(ids.device) for g in given], around, final)
+
+
+def layer_state(layer: nn.Module, output: Any) -> Tensor:
+    """The residual stream in what a layer gives: the tensor itself, or the first of a tuple."""
+    state = output[0] if isinstance(output, tuple) else output
+    if not isinstance(state, Tensor):
+        raise InputError(
+            f"target layer class {type(layer).__name__}: expected a tensor from it, found {type(state).__name__}",
+            "a family whose layers give something else than the residual stream is not supported",
+        )
+    return state
+
+
+@torch.no_grad()
+def measured_scale(decoder: nn.Module, layers: nn.ModuleList, embedding: Any) -> float:
+    """The factor between the embedding and what the first layer receives, by least squares over a few tokens.
+
+    Granite's decoder multiplies, Gemma's embedding does so itself, most do not. prove_embedding proves that nothing
+    else happens in between.
+    """
+    ids = torch.arange(min(16, embedding.weight.shape[0]), device=embedding.weight.device)[None]
+    passage = watch(decoder, layers, ids)
+    # a frame (frame.py) has no layers: its final norm receives what the first of them would
+    first = passage.inputs or [given for given, out in passage.around if torch.equal(out, passage.final)]
+    if not first:
+        raise InputError(
+            f"target class {type(decoder).__name__}: neither a layer nor a final norm runs", not_supported()
+        )
+    received, embedded = first[0].double(), embedding(ids).double()
+    if received.shape != embedded.shape:
+        raise InputError(
+            f"target class {type(decoder).__name__}: its first layer receives {list(received.shape)} for embeddings "
+            f"{list(embedded.shape)}",
+            "likely several residual streams side by side; such a target is not supported",
+        )
+    scale = float((received * embedded).sum() / embedded.square().sum())
+    return 1.0 if abs(scale - 1) < PLAIN_SCALE else scale
+
+
 def prove_parts(model: Any, parts: TargetParts, ids: Tensor) -> float:
+    """Head, embedding and stream on ids [R, S]; the larger of the two errors. Raises InputError as they do."""
+    error = max(prove_head(model, parts, ids), prove_embedding(parts, ids))
+    prove_stream(parts, ids)
+    return error
+
+
+@torch.no_grad()
+def prove_head(model: Any, parts: TargetParts, ids: Tensor) -> float:
     """Largest |head(final state) - the model's own logits|, relative to the largest logit, on ids [R, S].
 
-    Raises InputError above the tolerance of the model's dtype: a wrong head (an untied one where the weights are
-    tied, say), a scaled or soft-capped logit, or a decoder that does not end in its final norm.
+    Raises InputError above the tolerance of the model's dtype: a wrong head (an untied one where the weights are tied,
+    say), a logit scale or soft-cap that the config does not spell, or a decoder that does not end in its final norm.
     """
-    expected = model(input_ids=ids, use_cache=False).logits.float()
+    expected = model(input_ids=ids, use_cache=False).logits.float().to(ids.device)
     final = parts.decoder(input_ids=ids, use_cache=False).last_hidden_state
-    found = nn.functional.linear(final, parts.head.weight).float()
+    found = parts.head.logits(final.to(ids.device)).float()
+    if found.shape != expected.shape:
+        raise InputError(
+            f"target {type(model).__name__}: expected logits {list(found.shape)}, found {list(expected.shape)}",
+            "such a target is not supported",
+        )
     error = float((found - expected).abs().max() / expected.abs().max())
     limit = LOGIT_TOLERANCE[parts.head.weight.dtype]
     if not error <= limit:
         raise InputError(
-            f"target {type(model).__name__}: head(final-normed state) differs from the model's own logits by "
-            f"{error:.2g} of the largest logit (limit {limit:g})",
-            "likely a head bias, a logit scale or soft-cap, or a tied head that was not loaded; such a target is not "
-            "supported",
+            f"target {type(model).__name__}: head(final-normed state), {head_text(parts.head)}, differs from the "
+            f"model's own logits by {error:.2g} of the largest logit (limit {limit:g})",
+            "likely a logit scale or soft-cap that the config does not name, logits made of something else than the "
+            "final state, or a tied head that was not loaded; such a target is not supported",
         )
     return error
+
+
+def head_text(head: Head) -> str:
+    cap = "no soft-cap" if head.soft_cap is None else f"soft-cap {head.soft_cap:g}"
+    return f"{'no bias' if head.bias is None else 'with bias'}, scale {head.scale:g}, {cap}"
+
+
+@torch.no_grad()
+def prove_embedding(parts: TargetParts, ids: Tensor) -> float:
+    """Largest |scaled embedding - what the first layer receives|, relative to the largest value, on ids [R, S].
+
+    Raises InputError above the tolerance: position embeddings, a norm or a projection before the first layer. A
+    drafter's slots start from the embedding alone.
+    """
+    received = watch(parts.decoder, parts.layers, ids).inputs[0].float()
+    error = float((parts.embed(ids).float() - received).abs().max() / received.abs().max())
+    limit = LOGIT_TOLERANCE[parts.head.weight.dtype]
+    if not error <= limit:
+        raise InputError(
+            f"target {type(parts.decoder).__name__}: expected its first layer to receive {parts.embedding_scale:g} x "
+            f"the embedding, found a difference of {error:.2g} of the largest value (limit {limit:g})",
+            "likely position embeddings, a norm or a projection before the first layer; such a target is not supported",
+        )
+    return error
+
+
+def prove_stream(parts: TargetParts, ids: Tensor) -> int:
+    """Each layer receives what the one before it gave, and the final norm what the last one gave. The number of layers.
+
+    Otherwise a layer's output is not the residual stream, and a tap of it holds a part of what the target knows.
+    """
+    passage, name = watch(parts.decoder, parts.layers, ids), type(parts.decoder).__name__
+    for layer, (given, received) in enumerate(zip(passage.outputs[:-1], passage.inputs[1:], strict=True)):
+        if not torch.equal(given, received):
+            raise InputError(
+                f"target {name}: expected layer {layer + 1} to receive the output of layer {layer}, found another one",
+                "likely a residual stream kept beside the layers or mixed between them; such a target is not supported",
+            )
+    last = passage.outputs[-1]
+    if not any(torch.equal(given, last) and torch.equal(out, passage.final) for given, out in passage.around):
+        raise InputError(
+            f"target {name}: expected one module, the final norm, between the last layer's output and the last state, "
+            "found none",
+            "likely a norm inside the last layer, or more than a norm after it; such a target is not supported",
+        )
+    return len(parts.layers)

@@ -81,7 +81,7 @@ def own_states(target: Target, ids: Sequence[int]) -> list[Tensor]:
     """The target's own `hidden_states`, float32 [T, d] each: embedding, then one per layer."""
     row = torch.tensor([list(ids)], device=target.device)
     states = target.parts.decoder(input_ids=row, use_cache=False, output_hidden_states=True).hidden_states
-    return [state[0].float() for state in states]
+    return [state[0].float().to(target.device) for state in states]
 
 
 def check_values(values: Tensor, what: str) -> None:

@@ -183,7 +183,7 @@ def agreement(disk: DiskFeatures, target: Target, stream: RowStream) -> float:
         start, length = int(stream.starts[document]), int(stream.lengths[document])
         _, final = disk.document(document)
         assert final is not None
-        best = (final[:-1] @ target.parts.head.weight.T).argmax(-1).cpu()
+        best = target.parts.head.logits(final[:-1]).argmax(-1).cpu()
         here = slice(start + 1, start + length)
         trained = torch.from_numpy(stream.loss_mask[here])
         hits += int((best == torch.from_numpy(stream.ids[here]))[trained].sum())

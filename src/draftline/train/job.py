@@ -15,6 +15,7 @@ from draftline.data.conversations import read_conversations
 from draftline.data.inspection import thinking_warning
 from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
+from draftline.decode.proofs import prove_cache
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
@@ -29,6 +30,7 @@ from draftline.target.parts import prove_parts
 from draftline.train.features import Wanted, adopt, feature_source, foreign_samples, open_target
 from draftline.train.optimizer import Optimizer
 
+PROOF_TOKENS = 256  # of the first row, on which the target is proven
 TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
 
 
@@ -61,16 +63,16 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     samples = foreign_samples(recipe)
     stream = row_stream(recipe, target, notices, samples)
     if target.has_layers:
-        prove_parts(target.model, target.parts, torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device))
+        sample = stream.batch(0).ids[:1, :PROOF_TOKENS]
+        prove_parts(target.model, target.parts, torch.from_numpy(sample).to(device))
+        prove_cache(target, sample[0].tolist())
     drafter = Drafter(spec)
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)
     per_step = recipe.train.rows_per_step // recipe.train.rows_per_micro_batch
     total_steps = count_steps(recipe, stream, per_step)
     loss = LossKind(recipe.loss.kind, recipe.loss.weights, recipe.gamma, recipe.loss.alpha)
-    step = DrafterStep(
-        drafter, target.parts.embedding, target.parts.head.weight, loss, recipe.train.anchors, recipe.train.seed
-    )
+    step = DrafterStep(drafter, target.embed, target.parts.head, loss, recipe.train.anchors, recipe.train.seed)
     wanted = Wanted(spec.target_layer_ids, loss.needs_final)
     source = feature_source(recipe, target, wanted, stream, samples, notices)
     capturing: Phase = "capture" if recipe.target.features is None else "data"

@@ -15,9 +15,12 @@ from draftline.drafter.model import Drafter
 from draftline.evaluate.evaluation import load_drafter
 from draftline.export.folder import Export, publish
 from draftline.export.provenance import Provenance
-from draftline.records import DrafterSpec
+from draftline.monitor.notices import Notices, stderr_console
+from draftline.records import DrafterSpec, Head
 from draftline.target.load import Target, load_target
 from draftline.train.checkpoint import Checkpoint, open_checkpoint
+
+ENGINE_REMEDY = "the text is not affected; measure tau with the engine that will serve"
 
 
 def export_command(checkpoint_folder: Path, out: Path, format: str) -> None:
@@ -38,20 +41,49 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, format: Any, target: Ta
     live = load_drafter(checkpoint.spec, tensors)
     if format == "speculators":
         tensors = tensors | {
-            "embed_tokens.weight": target.parts.embedding.weight.detach().cpu(),
-            "lm_head.weight": target.parts.head.weight.detach().cpu(),
+            "embed_tokens.weight": embedding_table(target).cpu(),
+            "lm_head.weight": target.parts.head.weight.cpu(),
         }
 
     def compare(spec: DrafterSpec, reloaded: dict[str, Tensor]) -> float:
-        head = target.parts.head.weight.detach().cpu().float()
+        head = target.parts.head.to("cpu").to(torch.float32)
         expected, found = (probe_logits(drafter, head) for drafter in (live, load_drafter(spec, reloaded)))
         return float((expected - found).abs().max())
 
-    publish(out, Export(checkpoint.spec, tensors, dtype, format, Provenance(**checkpoint.state["provenance"])), compare)
+    notes = engine_notes(target, format)
+    provenance = Provenance(**checkpoint.state["provenance"])
+    publish(out, Export(checkpoint.spec, tensors, dtype, format, provenance, notes), compare)
+    for note in notes:
+        Notices(stderr_console()).warn("engines run this drafter otherwise", note, ENGINE_REMEDY)
+
+
+def engine_notes(target: Target, format: str) -> tuple[str, ...]:
+    """Where vLLM is known to run a drafter of this target otherwise than it was trained: lower tau, the same text.
+
+    Read in vLLM 0.32: its DFlash model looks slots up in the target's embedding table, unscaled, unless the folder
+    brings a table of its own (speculators), and multiplies with the head's matrix alone. A scale or soft-cap on the
+    logits moves no greedy draft.
+    """
+    table = target.parts.embedding.weight
+    ids = torch.arange(min(16, len(table)), device=table.device)
+    found = []
+    if format == "reference" and not torch.equal(target.embed(ids), table[ids]):
+        found.append(
+            "the target scales its embedding; vLLM gives the drafter unscaled rows of it, and tau is much lower there "
+            "than measured here. export.format=speculators brings a scaled table"
+        )
+    if target.parts.head.bias is not None:
+        found.append("the target's head has a bias; vLLM leaves it out of the drafter's logits, so tau is lower there")
+    return tuple(found)
+
+
+def embedding_table(target: Target) -> Tensor:
+    """[V, d] as the drafter was trained on it, scaled where the target scales: an engine looks rows up and no more."""
+    return target.embed(torch.arange(target.parts.vocab_size, device=target.device))
 
 
 @torch.no_grad()
-def probe_logits(drafter: Drafter, head: Tensor) -> Tensor:
+def probe_logits(drafter: Drafter, head: Head) -> Tensor:
     """Logits [2, B-1, V] of two blocks on seeded random features: every tensor of the drafter takes part."""
     spec = drafter.spec
     generator = torch.Generator().manual_seed(0)
@@ -63,4 +95,4 @@ def probe_logits(drafter: Drafter, head: Tensor) -> Tensor:
     states = drafter(
         embeds, position, drafter.context(taps), torch.arange(context)[None], DenseAttention(spec, blocks, context)
     )
-    return states.unflatten(1, (2, -1))[0, :, 1:] @ head.T
+    return head.logits(states.unflatten(1, (2, -1))[0, :, 1:])
