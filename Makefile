@@ -8,13 +8,15 @@ VLLM_READY := $(VLLM_VENV)/.ready
 SMOLLM2 := build/smollm2
 TRITON := build/triton
 OUT ?= runs/quickstart
+ROUNDS ?= 2
 
-.PHONY: help setup quickstart test lint kernel-test engine-test clean
+.PHONY: help setup quickstart test lint cold-start kernel-test engine-test clean
 
 help:
 	@echo "make quickstart   train, export and evaluate a small drafter on this machine (into OUT=$(OUT))"
 	@echo "make test         lint and tests"
 	@echo "make lint         ruff, mypy and the import rules"
+	@echo "make cold-start   ROUNDS=$(ROUNDS) of three processes that compile at once on an empty cache; doctor and its trials"
 	@echo "make kernel-test  the CUDA step's Triton kernels in Triton's interpreter (Triton into $(TRITON))"
 	@echo "make engine-test  the tests in a real serving engine (vLLM into $(VLLM_VENV), a small model into $(SMOLLM2))"
 	@echo "make clean        remove the environments and caches that make created"
@@ -51,6 +53,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Minutes: every process compiles draftline's step anew. ROUNDS=20 for a change in what is compiled.
+cold-start: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/cold_start/rounds.py --rounds $(ROUNDS)
+	$(BIN)/python -m pytest -m cold
 
 # Beside the environment, not in it: a CPU build of torch comes without Triton, and its users train without.
 $(TRITON)/triton/__init__.py: | $(READY)

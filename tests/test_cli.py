@@ -9,7 +9,7 @@ import pytest
 
 from draftline import __version__
 
-VERBS = ["quickstart", "train", "regenerate", "export", "eval", "check"]
+VERBS = ["quickstart", "train", "regenerate", "export", "eval", "check", "compare"]
 HELP_LIMIT_S = 0.5
 TRIES = 8
 

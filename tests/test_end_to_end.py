@@ -18,6 +18,7 @@ from draftline.monitor.events import (
     Event,
     Health,
     Phases,
+    Preflight,
     Resources,
     RunEnded,
     RunStarted,
@@ -40,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = write_recipe(home, eval={"prompts": str(home / "data.jsonl"), "max_prompts": 3, "max_new_tokens": 12})
     done = draftline_here("train", recipe, f"train.max_steps={STEPS}", "train.checkpoint_every=2", "train.log_every=2")
     assert done.code == 0, done.err
-    assert [f"== {part}" for part in ("data", "drafter", "training", "export", "summary")] == [
+    assert [f"== {part}" for part in ("data", "drafter", "preflight", "training", "export", "summary")] == [
         line for line in done.out.splitlines() if line.startswith("== ")
     ]
     return home
@@ -77,7 +78,10 @@ def test_the_summary(home: Path) -> None:
 
 def test_the_events(home: Path) -> None:
     events = events_of(home / "run")
-    kinds = [RunStarted, Derived, Step, Step, CheckpointWritten, Step, CheckpointWritten, Evaluation, RunEnded]
+    kinds = [
+        RunStarted, Derived, Preflight, Step, Step, CheckpointWritten, Step, Evaluation, CheckpointWritten, Evaluation,
+        RunEnded,
+    ]  # fmt: skip
     beside = (Phases, Resources, Health)
     assert [type(event) for event in events if not isinstance(event, beside)] == kinds
     times = [event for event in events if isinstance(event, Phases)]
@@ -88,6 +92,10 @@ def test_the_events(home: Path) -> None:
     assert isinstance(started, RunStarted) and started.resumed_from_step is None
     assert started.recipe == load_recipe(home / "run" / "recipe.yaml").model_dump(mode="json")
     assert ended == RunEnded("completed")
+    evaluations = [event.report for event in events if isinstance(event, Evaluation)]
+    assert [(report.benchmark, report.trained_steps) for report in evaluations] == [
+        ("training prompts", STEPS), ("data", None),
+    ]  # fmt: skip
     written = [event for event in events if isinstance(event, CheckpointWritten)]
     assert [event.step for event in written] == [2, 3]
     newest = Path(written[-1].path)

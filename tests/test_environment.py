@@ -22,7 +22,8 @@ def test_fingerprint_names_everything_and_matches_what_is_installed(monkeypatch:
     monkeypatch.setenv("SOME_TOKEN", "secret")
     print_of_machine = fingerprint()
     assert set(print_of_machine) == {
-        "draftline", "commit", "python", "os", "torch", "cuda", "driver", "gpus", "triton", "transformers", "variables",
+        "draftline", "commit", "python", "os", "torch", "cuda", "driver", "gpus", "triton", "transformers", "cpu",
+        "variables", "switches",
     }  # fmt: skip
     assert print_of_machine["draftline"] == draftline.__version__
     assert print_of_machine["torch"].startswith(torch.__version__)
@@ -124,6 +125,19 @@ def test_use_compile_cache_makes_an_absolute_folder_and_torch_uses_it(
     assert cache_dir() == str(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     assert use_compile_cache() == folder  # what the environment names is kept
+
+
+def test_the_default_that_torch_puts_into_the_environment_is_not_taken_for_the_callers_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that monkeypatch takes back what torch sets
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    default = cache_dir()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == default
+    assert use_compile_cache() == cache_folder(tmp_path, compiler_stack())
 
 
 def test_a_relative_cache_home_is_ignored_as_the_xdg_specification_says(monkeypatch: pytest.MonkeyPatch) -> None:

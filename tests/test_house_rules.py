@@ -17,6 +17,11 @@ VARIABLES_FILE = PACKAGE / "environment" / "variables.py"
 VLLM_WORKER_FILE = PACKAGE / "evaluate" / "vllm_worker.py"
 # Switches that hide a fault of the compiler instead of mending it.
 HIDING_SWITCHES = {"force_compile_during_fx_trace", "suppress_errors", "error_on_nested_fx_trace"}
+TORCH_SETTINGS = ("torch._dynamo.", "torch._inductor.", "torch._functorch.", "torch.backends.")
+SWITCH_SETTERS = {
+    "set_stance", "set_float32_matmul_precision", "set_default_dtype", "use_deterministic_algorithms",
+    "set_num_threads", "set_detect_anomaly", "patch",
+}  # fmt: skip
 ENVIRONMENT_READERS = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 Rule = Callable[[ast.Module], Iterator[tuple[int, str]]]
@@ -91,6 +96,19 @@ def hiding_switches(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"torch switch {names(node)} outside environment/switches.py"
 
 
+def switch_setters(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Assignments to torch's settings, and calls of what changes the whole process."""
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        for target in (ast.unparse(target) for target in targets):
+            if target.startswith(TORCH_SETTINGS):
+                yield node.lineno, f"{target} is set outside environment/switches.py"
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name.startswith("torch.") and name.rpartition(".")[2] in SWITCH_SETTERS:
+                yield node.lineno, f"{name} is called outside environment/switches.py"
+
+
 def environment_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT_READERS and ast.unparse(node.value) == "os":
@@ -108,6 +126,7 @@ RULES: dict[Rule, set[Path]] = {  # rule -> the files where it does not hold
     getattr_defaults: set(),
     global_statements: set(),
     hiding_switches: {SWITCHES_FILE},
+    switch_setters: {SWITCHES_FILE},
     environment_reads: {VARIABLES_FILE, VLLM_WORKER_FILE},
 }
 
@@ -124,6 +143,11 @@ BROKEN: list[tuple[Rule, str]] = [
     (hiding_switches, "config.patch(error_on_nested_fx_trace=False)"),
     (hiding_switches, "setattr(module, 'force_compile_during_fx_trace', True)"),
     (hiding_switches, "config.patch({'_dynamo.suppress_errors': True})"),
+    (switch_setters, "torch._inductor.config.triton.cudagraphs = True"),
+    (switch_setters, "torch.backends.cuda.matmul.allow_tf32 = True"),
+    (switch_setters, "torch.compiler.set_stance('force_eager')"),
+    (switch_setters, "with torch._dynamo.config.patch(cache_size_limit=64): ..."),
+    (switch_setters, "torch.set_float32_matmul_precision('high')"),
     (environment_reads, "import os\nos.environ['A']"),
     (environment_reads, "import os\nos.getenv('A')"),
     (environment_reads, "from os import environ"),

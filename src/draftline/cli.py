@@ -1,7 +1,7 @@
 """The verbs. Each reads its words and hands over; what is heavy is imported inside the verb that needs it.
 
-Exit codes: 0 done, 1 a run that had to end or a bug (a bug shows its traceback), 2 bad input, 130 and 143 interrupted
-by SIGINT and SIGTERM.
+Exit codes: 0 done, 1 a run that had to end, a machine that doctor finds unfit, or a bug (a bug shows its traceback),
+2 bad input, 130 and 143 interrupted by SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
@@ -107,8 +107,10 @@ def train(
     The newest checkpoint is exported at the end, and tau is measured where the recipe names prompts.
     """
     from draftline.config import load_recipe
+    from draftline.environment.overrides import enter_overrides
 
     parsed = load_recipe(recipe, overrides)  # before torch is imported: a bad recipe is answered at once
+    enter_overrides(parsed.overrides)
     from draftline.train.run import train
 
     train(parsed, resume=resume)
@@ -242,6 +244,50 @@ def report(
     path = out or run / "report.html"
     write_report(read_run(run), path)
     print(f"wrote {path}")
+
+
+@app.command()
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="Run folder, or its events.jsonl.")],
+    run_b: Annotated[Path, typer.Argument(help="The other run.")],
+) -> None:
+    """Say what differs between two runs, the likeliest cause of another rate first."""
+    from draftline.monitor.compare import compare
+    from draftline.monitor.notices import Notices, stdout_console
+
+    compare(run_a, run_b, Notices(stdout_console()))
+
+
+@app.command()
+def doctor(
+    hosts: Annotated[
+        str | None, typer.Option("--hosts", help="host:port,host:port of a run's hosts; start doctor on all of them.")
+    ] = None,
+    overrides: Annotated[
+        Path | None, typer.Option("--overrides", help="Recipe: try which of its overrides are still needed, instead.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Check whether this machine is fit to train.
+
+    Exit code 0: nothing fails (warnings do not count), 1: something does.
+    """
+    from draftline.config import load_recipe
+
+    recipe = None if overrides is None else load_recipe(overrides)
+    from draftline.environment.ports import parse_hosts
+    from draftline.monitor.notices import Notices, stdout_console
+
+    notices = None if json else Notices(stdout_console())
+    if recipe is not None:
+        from draftline.train.override_trials import try_overrides
+
+        try_overrides(recipe, notices)
+        return
+    from draftline.train.doctor import doctor
+
+    if not doctor([] if hosts is None else parse_hosts(hosts), notices):
+        raise typer.Exit(1)
 
 
 def version(wanted: bool) -> None:

@@ -6,8 +6,10 @@ Only `target.path` and `data.train` must be given. What is None here is derived 
 
 from __future__ import annotations
 
+import re
+from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -129,6 +131,9 @@ class TrainSection(Section):
     keep_checkpoints: int = Field(2, ge=1)
     log_every: int = Field(10, ge=1, description="steps between plain progress lines")
     on_alarm: Literal["warn", "stop"] = Field("warn", description="stop: save a checkpoint and end the run")
+    max_skipped_steps: int = Field(
+        3, ge=0, description="steps not taken, for a loss or gradient that is not finite; one more ends the run"
+    )
 
     @model_validator(mode="after")
     def whole_micro_batches(self) -> TrainSection:
@@ -149,6 +154,14 @@ class EvalSection(Section):
     max_prompts: int | None = Field(None, ge=1)
     max_new_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0)
+    every: int = Field(
+        500,
+        ge=0,
+        description="steps between small decoding runs on prompts of the data; 0: none. At the defaults below at most "
+        "128 verification steps of batch 1, a few seconds: about 5% of 500 steps of 0.1 s",
+    )
+    every_prompts: int = Field(4, ge=1, description="prompts of such a run")
+    every_new_tokens: int = Field(32, ge=2, description="longest answer of such a run")
 
 
 class ExportSection(Section):
@@ -168,6 +181,52 @@ class MonitorSection(Section):
         return tuple(value) if isinstance(value, list) else value
 
 
+class Override(Section):
+    """One process-wide setting unlike its default, in the open: a torch setting by its path, or a variable."""
+
+    switch: str = Field(description="torch._dynamo.config.NAME and its like, or an environment variable: NCCL_ALGO")
+    value: bool | int | float | str
+    reason: str = Field(min_length=1, description="why the default does not do here")
+    until: date = Field(description="last day on which a run may start with it, YYYY-MM-DD")
+
+    @field_validator("switch")
+    @classmethod
+    def setting_or_variable(cls, name: str) -> str:
+        if not re.fullmatch(r"torch(\.\w+){2,}|[A-Z][A-Z0-9_]*", name):
+            raise ValueError("must be a torch setting (torch._dynamo.config.NAME) or a variable (CAPITALS)")
+        return name
+
+    @field_validator("value", mode="before")
+    @classmethod
+    def one_value(cls, value: Any) -> Any:
+        if not isinstance(value, bool | int | float | str):
+            raise ValueError("must be true or false, a number or a word")
+        return value
+
+    @field_validator("until", mode="before")
+    @classmethod
+    def as_date(cls, value: Any) -> Any:
+        try:
+            return date.fromisoformat(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise ValueError("must be a date YYYY-MM-DD") from error
+
+    @model_validator(mode="after")
+    def variables_hold_text(self) -> Override:
+        if self.is_variable and isinstance(self.value, bool):
+            raise ValueError(f"{self.switch} is an environment variable, which holds text: write 0, 1 or a quoted word")
+        return self
+
+    @property
+    def is_variable(self) -> bool:
+        return not self.switch.startswith("torch.")
+
+    @property
+    def text(self) -> str:
+        """As status lines show it: recompile_limit=64 (until 2026-12-31)."""
+        return f"{self.switch.rpartition('.')[2]}={self.value} (until {self.until})"
+
+
 class Recipe(Section):
     target: TargetSection
     data: DataSection
@@ -179,6 +238,20 @@ class Recipe(Section):
     eval: EvalSection = EvalSection()
     export: ExportSection = ExportSection()
     monitor: MonitorSection = MonitorSection()
+    overrides: tuple[Override, ...] = ()
+
+    @field_validator("overrides", mode="before")
+    @classmethod
+    def as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def one_override_a_switch(self) -> Recipe:
+        names = [override.switch for override in self.overrides]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"overrides: {', '.join(twice)} is given twice")
+        return self
 
     @property
     def gamma(self) -> float | None:
@@ -281,5 +354,5 @@ def looks_like_bare_exponent(value: Any) -> bool:
 def known_keys(loc: tuple[Any, ...]) -> list[str]:
     model: Any = Recipe
     for part in loc:
-        model = model.model_fields[part].annotation
+        model = get_args(model)[0] if isinstance(part, int) else model.model_fields[part].annotation
     return sorted(model.model_fields)

@@ -175,6 +175,7 @@ class EvalReport:
     plain_tokens_per_s: float | None = None
     same_text_share: float | None = None  # share of prompts whose text equals plain decoding's
     environment: dict[str, Any] = field(default_factory=dict)
+    trained_steps: int | None = None  # steps done when a run in training was decoded with; None: an export
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -105,9 +105,9 @@ def test_a_severe_verdict_saves_and_ends_the_run_where_the_recipe_says_stop(
     record_run(history_path(tmp_path / "cache"), past_run(key, 1e9, "runs/good", now | {"torch": "1.0"}))
     done = draftline_here("train", path, *words)
     assert done.code == 1
-    assert "error: below its own best: " in done.err and "of the 1G of runs/good" in done.err
+    assert ": below its own best: " in done.err and "of the 1G of runs/good" in done.err
     assert "torch 1.0 -> " in done.err
-    assert "is saved, go on with --resume (train.on_alarm is stop)" in done.err
+    assert "error: stopped at step " in done.err and "a checkpoint is saved" in done.err
     assert "warning: below its own best" in done.out
     events = [logged.event for logged in RunTail(tmp_path / "run").poll()]
     assert isinstance(events[-1], RunEnded) and events[-1].status == "failed"

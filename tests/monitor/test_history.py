@@ -16,6 +16,8 @@ from draftline.monitor.history import (
     record_run,
 )
 
+OVERRIDE = {"switch": "NCCL_P2P_DISABLE", "value": 1, "reason": "broken bridge", "until": "2099-12-31"}
+
 
 def run(key: str, rate: float, at: float = 0.0) -> PastRun:
     return PastRun(key, at, rate, f"runs/{rate:g}", {"torch": "2.11.0"})
@@ -71,13 +73,14 @@ def test_what_another_version_wrote_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_key_is_of_what_decides_the_rate(tmp_path: Path) -> None:
-    def key(kind: str = "NVIDIA H200", ranks: int = 1, **sections: dict[str, object]) -> str:
+    def key(kind: str = "NVIDIA H200", ranks: int = 1, **sections: object) -> str:
         tree = {"target": {"path": "t"}, "data": {"train": "a.jsonl"}} | sections
         return key_of(Recipe.model_validate(tree).model_dump(mode="json"), kind, ranks)
 
     same = [
         key(train={"out": "runs/b"}), key(train={"seed": 3}), key(train={"max_steps": 9}), key(optim={"lr": 0.1}),
         key(data={"train": "b.jsonl"}), key(monitor={"sinks": ["prometheus"]}), key(eval={"max_prompts": 1}),
+        key(overrides=[OVERRIDE]),
     ]  # fmt: skip
     other = [
         key("cpu, 2 cores"), key(ranks=8), key(train={"anchors": 64}), key(data={"train": "a", "sequence_length": 512}),

@@ -169,10 +169,10 @@ def test_a_half_written_checkpoint_is_ignored(straight: Path, stopped: Path) -> 
 
 
 def test_a_disk_that_is_full_harms_no_earlier_checkpoint(straight: Path, stopped: Path) -> None:
-    """Files may not grow past 20,000 bytes: the event log still fits, the next checkpoint does not."""
+    """Files may not grow past 80,000 bytes: the event log and an export still fit, the next checkpoint does not."""
     checkpoints = stopped / "run" / "checkpoints"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, limits[1]))
     try:
         full = draftline_here("train", stopped / "recipe.yaml", "--resume")
     finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from draftline.data.chat import ChatRenderer
 from draftline.data.template import Unusable
@@ -14,16 +16,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TRAINED_OPEN, TRAINED_CLOSE = "⟦", "⟧"  # brackets that chat data hardly ever contains
+SHOWN_CHARS = 400  # of a run of tokens; the middle of a longer one is left out
 
 
 def show_row(tokenizer: PreTrainedTokenizerBase, row: TokenRow) -> str:
     """The row's text with special tokens, each run of trained tokens between ⟦ and ⟧."""
-    parts = []
+    runs = decoded_runs(tokenizer, row)
+    return "".join(f"{TRAINED_OPEN}{text}{TRAINED_CLOSE}" if trained else text for trained, text in runs)
+
+
+def marked_row(tokenizer: PreTrainedTokenizerBase, row: TokenRow, styled: bool) -> Text:
+    """The row for a console: trained tokens green where that can be seen, else between ⟦ and ⟧; long runs shortened."""
+    shown = Text()
+    for trained, text in decoded_runs(tokenizer, row):
+        if len(text) > SHOWN_CHARS:
+            left_out = len(text) - SHOWN_CHARS
+            text = f"{text[: SHOWN_CHARS // 2]} [... {left_out:,} characters ...] {text[-SHOWN_CHARS // 2 :]}"
+        marked = f"{TRAINED_OPEN}{text}{TRAINED_CLOSE}" if trained and not styled else text
+        shown.append(marked, style="green" if trained else "dim")
+    return shown
+
+
+def decoded_runs(tokenizer: PreTrainedTokenizerBase, row: TokenRow) -> Iterator[tuple[bool, str]]:
+    """(whether it is trained, its text) for each run of tokens that are all trained, or all not."""
     for trained, run in groupby(zip(row.ids.tolist(), row.loss_mask.tolist(), strict=True), key=lambda pair: pair[1]):
         ids = [token for token, _ in run]
-        text = str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        parts.append(f"{TRAINED_OPEN}{text}{TRAINED_CLOSE}" if trained else text)
-    return "".join(parts)
+        yield trained, str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def thinking_warning(conversations: Sequence[Conversation], renderer: ChatRenderer) -> str | None:

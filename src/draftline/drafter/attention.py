@@ -23,10 +23,13 @@ class DenseAttention:
         offset = torch.arange(spec.block_size, device=blocks.anchor.device)
         p = torch.arange(context_length, device=blocks.anchor.device)
         before = (p < blocks.anchor[..., None]) & (p >= blocks.start[..., None]) & blocks.keep[..., None]  # [R, N, S]
-        self.context_mask = before[:, :, None, :].expand(-1, -1, spec.block_size, -1)  # [R, N, B, S]
+        self.context_mask = before[:, :, None, :]  # [R, N, 1, S]
         self.slot_position = blocks.anchor[..., None] + offset  # [R, N, B]
         self.p = p
-        self.causal_mask = offset[:, None] >= offset[None, :]  # [B, B] slot i sees slot k <= i
+        # Added to scores rather than filled into them: no copy in the forward, nothing at all in the backward.
+        windows = {spec.window(layer) for layer in range(spec.num_hidden_layers)}
+        self.context_bias = {window: additive(self.visible_context(window)) for window in windows}
+        self.causal_bias = additive(offset[:, None] >= offset[None, :])  # [B, B] slot i sees slot k <= i
 
     def layer(self, index: int) -> LayerAttend:
         return partial(self.attend, index)
@@ -41,17 +44,22 @@ class DenseAttention:
         kb, vb = k_block.unflatten(1, shape), v_block.unflatten(1, shape)  # [R, N, B, kv, D]
         context = torch.einsum("rnbkgd,rskd->rkgnbs", qb, k_context).float()
         block = torch.einsum("rnbkgd,rnckd->rkgnbc", qb, kb).float()
-        context = context.masked_fill(~self.visible_context(layer)[:, None, None], float("-inf"))
+        context = context + self.context_bias[spec.window(layer)][:, None, None]
         if spec.causal(layer):
-            block = block.masked_fill(~self.causal_mask, float("-inf"))
+            block = block + self.causal_bias
         weights = torch.cat([context, block], dim=-1).softmax(-1).to(q.dtype)
         on_context, on_block = weights.split([context.shape[-1], spec.block_size], dim=-1)
         out = torch.einsum("rkgnbs,rskd->rnbkgd", on_context, v_context)
         out = out + torch.einsum("rkgnbc,rnckd->rnbkgd", on_block, vb)
         return out.flatten(3, 4).flatten(1, 2)
 
-    def visible_context(self, layer: int) -> Tensor:
-        window = self.spec.window(layer)
+    def visible_context(self, window: int | None) -> Tensor:
+        """bool [R, N, B, S], or [R, N, 1, S] where all slots of a block see the same context."""
         if window is None:
             return self.context_mask
         return self.context_mask & (self.p > self.slot_position[..., None] - window)
+
+
+def additive(visible: Tensor) -> Tensor:
+    """0 where visible, -inf elsewhere: float32."""
+    return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, float("-inf"))

@@ -73,6 +73,11 @@ class DrafterStep:
             loss_sum.backward()
         return micro
 
+    def measure(self, batch: FeatureBatch) -> MicroStep:
+        """The sums of a micro-batch, and no gradient."""
+        with torch.no_grad():
+            return self.forward(batch, sample_blocks(batch.packed, self.anchors, self.seed))[1]
+
     def forward(self, batch: FeatureBatch, blocks: Blocks) -> tuple[Tensor, MicroStep]:
         """(undivided loss sum, the step's sums) of blocks on the host; differentiable where the plain model runs."""
         placed = place(batch, blocks, self.drafter.spec.block_size)

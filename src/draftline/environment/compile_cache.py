@@ -6,6 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
 from draftline.environment import variables
 from draftline.environment.fingerprint import compiler_stack
 
@@ -15,10 +17,13 @@ DIGEST_CHARACTERS = 16
 def use_compile_cache() -> Path:
     """Point torch's compiler, here and in child processes, at this stack's folder; returns it, absolute.
 
-    A folder that the caller's environment already names is kept. Call it before the first compilation.
+    A folder that the caller's environment names is kept; torch's default, which torch itself puts into the environment
+    when parts of its compiler are imported, is not. Call it before the first compilation.
     """
-    folder = variables.inductor_cache() or cache_folder(variables.cache_home(), compiler_stack())
-    folder = folder.absolute()
+    named = variables.inductor_cache()
+    if named is None or named == Path(default_cache_dir()):
+        named = cache_folder(variables.cache_home(), compiler_stack())
+    folder = named.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     variables.set_inductor_cache(folder)
     return folder

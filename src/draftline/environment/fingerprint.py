@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 
 import draftline
 from draftline.environment import variables
+from draftline.environment.switches import changed_switches
 
 ABSENT = "none"
 
@@ -28,8 +31,29 @@ def fingerprint() -> dict[str, str]:
         "os": platform.platform(),
         **compiler_stack(),
         "transformers": version_of("transformers"),
-        "variables": " ".join(f"{name}={value}" for name, value in variables.relevant().items()) or ABSENT,
+        "cpu": cpu(),
+        "variables": listed(variables.relevant()),
+        "switches": listed(changed_switches()),
     }
+
+
+def listed(values: Mapping[str, object]) -> str:
+    """One text that `monitor.compare` takes apart again: "NAME=value; NAME=value"."""
+    return "; ".join(f"{name}={value}" for name, value in values.items()) or ABSENT
+
+
+def cpu() -> str:
+    """Model, usable cores and torch's threads: "AMD EPYC 7763, 8 cores, 8 threads"."""
+    return f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def compiler_stack() -> dict[str, str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 # What can change a result, a compiled kernel or where work lands. Shown in the fingerprint.
 RELEVANT_PREFIXES = ("TORCH", "PYTORCH_", "INDUCTOR_", "TRITON_", "CUDA_", "CUBLAS_", "NCCL_", "OMP_", "MKL_", "ATEN_")
-COMPILER_PREFIXES = ("TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_COMPILE", "INDUCTOR_", "TRITON_")
+COMPILER_PREFIXES = ("TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_COMPILE", "TORCH_ALLOW_TF32", "INDUCTOR_", "TRITON_")
+HARMLESS_ENDINGS = ("_CACHE_DIR", "_COMPILE_THREADS")  # where compiled code lies and how fast it comes
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -18,12 +19,23 @@ def relevant() -> dict[str, str]:
 
 
 def compiler_switches() -> dict[str, str]:
-    """Variables that alter torch's compiler. The place of its cache is not one: it alters no result."""
-    return {name: value for name, value in with_prefixes(COMPILER_PREFIXES).items() if not name.endswith("_CACHE_DIR")}
+    """Variables that alter torch's compiler; the harmless ones alter no result and are left out."""
+    found = with_prefixes(COMPILER_PREFIXES)
+    return {name: value for name, value in found.items() if not name.endswith(HARMLESS_ENDINGS)}
 
 
 def with_prefixes(prefixes: tuple[str, ...]) -> dict[str, str]:
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefixes)}
+
+
+def value_of(name: str) -> str | None:
+    """Value of a variable that a recipe's override names; None where it is not set."""
+    return os.environ.get(name)
+
+
+def set_declared(name: str, value: str) -> None:
+    """Set a variable that a recipe's override declares, for this process and those it starts."""
+    os.environ[name] = value
 
 
 def rank() -> int:

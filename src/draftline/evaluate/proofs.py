@@ -1,29 +1,27 @@
-"""Proofs about a drafter folder beside its target.
+"""Proofs about a drafter and its folder beside its target.
 
 Each returns its figure, or raises InputError with what was expected, what was found, and the likely cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftline.decode.models import CachedDrafter, CachedTarget
-from draftline.drafter.anchors import Blocks
-from draftline.drafter.attention import DenseAttention
+from draftline.drafter.anchors import Blocks, sample_blocks
 from draftline.drafter.model import Drafter
+from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.export.provenance import PROVENANCE_NAME, read_provenance
-from draftline.records import DrafterSpec
-from draftline.target.derive import choose_mask_id, full_attention_rope
+from draftline.records import DrafterSpec, FeatureBatch
+from draftline.target.derive import choose_mask_id
 from draftline.target.load import Target
-from draftline.target.proofs import capture_alone, check_finite, check_values, relative
-
-LOGIT_TOLERANCE = 1e-4  # float32, relative to the length of a position's logits
+from draftline.target.parts import LOGIT_TOLERANCE
+from draftline.target.proofs import check_finite, check_values, judged, own_outputs
 
 
 def prove_tensors(tensors: Mapping[str, Tensor]) -> int:
@@ -58,17 +56,6 @@ def prove_origin(draft: Path, spec: DrafterSpec, target: Target) -> str:
     return f"trained for {recorded.value('target_name')}, {'these' if known else 'not these'} weights"
 
 
-def prove_rope(spec: DrafterSpec, target: Target) -> str:
-    expected = {key: value for key, value in full_attention_rope(target.parts.config).items() if value is not None}
-    found = {key: value for key, value in spec.rope_parameters.items() if value is not None}
-    if found != expected:
-        raise InputError(
-            f"expected the target's RoPE {expected}, found {found} in the drafter",
-            "likely a default base instead of the target's own, which config.json holds in rope_parameters",
-        )
-    return f"base {expected['rope_theta']:g}, {expected['rope_type']}"
-
-
 def prove_mask(spec: DrafterSpec, target: Target) -> str:
     return describe_mask(choose_mask_id(spec.mask_token_id, target), target)
 
@@ -77,41 +64,87 @@ def describe_mask(mask_id: int, target: Target) -> str:
     return f"{mask_id} {target.tokenizer.convert_ids_to_tokens(mask_id) or '(padding row)'}"
 
 
-@torch.no_grad()
-def prove_forward(target: Target, drafter: Drafter, ids: list[int]) -> float:
-    """Logits of two blocks, training forward against decoding loop, on a real text: the largest relative difference.
+def decoding_limit(target: Target) -> float:
+    """Relative difference of a position's logits; bfloat16 kernels of other shapes round otherwise in every layer."""
+    return {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}[target.dtype]
 
-    Features come from the two paths as well: captured at once, and through the target's cache.
-    """
-    first, second = len(ids) // 2, len(ids) - 1
-    trained = training_logits(target, drafter, ids, [first, second])
-    verifier, proposer = CachedTarget(target, drafter.spec.target_layer_ids), CachedDrafter(drafter, target)
-    decoded = []
-    for begin, anchor in ((0, first), (first, second)):
-        _, features = verifier.forward(ids[begin:anchor], logits_for=1)
-        assert features is not None
-        decoded.append(proposer.forward(ids[anchor], features))
-    error = relative(trained, torch.stack(decoded))
-    if not error <= LOGIT_TOLERANCE:
+
+@torch.no_grad()
+def logits_of(target: Target, states: Tensor) -> Tensor:
+    """float32 logits [..., V] of final-normed drafter states [..., d]."""
+    return target.parts.head.logits(states).float()
+
+
+@torch.no_grad()
+def prove_embedding(target: Target, step: DrafterStep) -> float:
+    """What the drafter's slots begin with is what the target's first layer receives, scale included (SPEC 2): anchors
+    and the mask token. Returns the largest relative difference of a token."""
+    mask_id = step.drafter.spec.mask_token_id
+    ids = sorted({mask_id, *target.stop_ids, *range(0, target.parts.vocab_size, 1 + target.parts.vocab_size // 16)})
+    given = own_outputs(target, ids).first_input
+    anchor = torch.arange(len(ids), device=target.device)[None]  # a block at every token
+    blocks = Blocks(anchor, torch.zeros_like(anchor), torch.ones_like(anchor, dtype=torch.bool))
+    slots = step.slot_embeds(torch.tensor([ids], device=target.device), blocks, given.dtype)[0]  # [n, B, d]
+    found = torch.cat([slots[:, 0], slots[:1, 1]])
+    error = judged(target, found.float(), torch.cat([given, given[ids.index(mask_id)][None]]).float())
+    if not error <= LOGIT_TOLERANCE[target.dtype]:
+        scale = float(given.float().norm() / slots[:, 0].float().norm().clamp(min=1e-30))
         raise InputError(
-            f"expected the training forward's logits from the decoding loop within {LOGIT_TOLERANCE:g}, found a "
-            f"relative difference of {error:.2g}",
-            "likely a cache that keeps a block's own keys, or positions or windows that differ between the two",
+            f"expected the drafter's embeddings to be the first layer's input, found a relative difference of "
+            f"{error:.2g}",
+            f"likely an embedding scale that is missing: the target's are {scale:.3g} times as long",
         )
     return error
 
 
-def training_logits(target: Target, drafter: Drafter, ids: list[int], anchors: list[int]) -> Tensor:
-    """Logits [N, B-1, V] of the blocks at `anchors`, all in one forward under the training mask."""
-    spec, device = drafter.spec, target.device
-    taps = capture_alone(target, spec.target_layer_ids, ids).taps[None]
-    anchor = torch.tensor([anchors], device=device)
-    blocks = Blocks(anchor, torch.zeros_like(anchor), torch.ones_like(anchor, dtype=torch.bool))
-    block_ids = torch.full((len(anchors), spec.block_size), spec.mask_token_id, device=device)
-    block_ids[:, 0] = torch.tensor([ids[a] for a in anchors], device=device)
-    position = anchor[..., None] + torch.arange(spec.block_size, device=device)
-    states: Any = drafter(
-        target.embed(block_ids).flatten(0, 1)[None], position.flatten(1), drafter.context(taps),
-        torch.arange(len(ids), device=device)[None], DenseAttention(spec, blocks, len(ids)),
-    )  # fmt: skip
-    return target.parts.head.logits(states.unflatten(1, (len(anchors), -1))[0, :, 1:]).float()
+def prove_decoding_logits(target: Target, step: DrafterStep, batch: FeatureBatch) -> float:
+    """Logits of two blocks of two documents, the training forward against the decoding loop (SPEC 9.4).
+
+    The training side is the step's own forward on its own batch; features come from the two paths as well: captured for
+    training, and through the target's cache. Returns the largest relative difference of a slot.
+    """
+    blocks = sample_blocks(batch.packed, step.anchors, step.seed)
+    places = two_blocks(blocks)
+    ids, position = (torch.from_numpy(a).to(batch.taps.device) for a in (batch.packed.ids, batch.packed.position))
+    hidden = step.hidden(batch.taps, ids, position, blocks.to(batch.taps.device)).detach()
+    errors = []
+    for row, first, second in places:
+        trained = logits_of(target, torch.stack([hidden[row, first, 1:], hidden[row, second, 1:]]))
+        start, stops = int(blocks.start[row, first]), [int(blocks.anchor[row, n]) for n in (first, second)]
+        text = batch.packed.ids[row, start : stops[1] + 1].tolist()
+        decoded = decoded_logits(target, step.drafter, text, [stop - start for stop in stops])
+        errors.append(judged(target, trained.flatten(0, 1), decoded.flatten(0, 1)))
+    limit, worst = decoding_limit(target), float(torch.tensor(errors).max())  # nan stays nan
+    if not worst <= limit:
+        raise InputError(
+            f"expected the training forward's logits from the decoding loop within {limit:g}, found a relative "
+            f"difference of {worst:.2g}",
+            "likely a cache that keeps a block's own keys, or positions, masks or windows that differ between the two",
+        )
+    return worst
+
+
+def two_blocks(blocks: Blocks) -> list[tuple[int, int, int]]:
+    """(row, block, later block of the same document) in the first two rows that have blocks: the first of a row, and
+    the last of its document."""
+    found = []
+    for row in range(len(blocks.anchor)):
+        kept = blocks.keep[row].nonzero().flatten().tolist()
+        if kept:
+            mates = [n for n in kept if blocks.start[row, n] == blocks.start[row, kept[0]]]
+            found.append((row, mates[0], mates[-1]))
+    return found[:2]
+
+
+def decoded_logits(target: Target, drafter: Drafter, text: list[int], anchors: Sequence[int]) -> Tensor:
+    """Logits [2, B-1, V] of the decoding loop with the target's cache, at two anchors of a text, one after the
+    other."""
+    verifier = CachedTarget(target, drafter.spec.target_layer_ids)
+    proposer = CachedDrafter(drafter, target)
+    logits, begin = [], 0
+    for anchor in dict.fromkeys(anchors):
+        _, features = verifier.forward(text[begin:anchor], logits_for=1)
+        assert features is not None
+        logits.append(proposer.forward(text[anchor], features))
+        begin = anchor
+    return torch.stack([logits[0], logits[-1]])

@@ -43,7 +43,12 @@ def plot_curves(events_paths: Sequence[Path], out_png: Path) -> None:
         steps = np.array([report.step for report in curve.steps])
         draw_series(above, steps, np.array([report.loss for report in curve.steps]), colour, curve.name)
         draw_series(below, steps, np.array([report.proxy_tau for report in curve.steps]), colour, curve.name)
-        for report in curve.evaluations:
+        on_the_way = [report for report in curve.evaluations if report.trained_steps is not None]
+        if on_the_way:
+            places = [report.trained_steps for report in on_the_way]
+            taus = [report.tau for report in on_the_way]
+            below.plot(places, taus, "o", color=colour, markersize=4, label=f"{taus[-1]:.2f}  tau decoded on the way")
+        for report in [report for report in curve.evaluations if report.trained_steps is None]:
             label = f"{report.tau:.2f}  tau decoded by {report.engine} on {report.benchmark}"
             below.axhline(report.tau, color=colour, linewidth=1.2, linestyle=(0, (5, 3)), label=label)
     above.set_yscale("log")  # the first steps lose a hundred times what the last ones do

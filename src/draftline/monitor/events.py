@@ -43,6 +43,14 @@ class Derived:
 
 
 @dataclass(frozen=True, slots=True)
+class Preflight:
+    """The gates passed before the first step, each with the figure that proves it, and how long they took."""
+
+    gates: dict[str, str]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     report: StepReport
 
@@ -125,11 +133,15 @@ class Health:
     verdicts: tuple[Verdict, ...]
 
 
-Event = RunStarted | Derived | Step | Phases | Resources | Health | Evaluation | CheckpointWritten | Alarm | RunEnded
+Event = (
+    RunStarted | Derived | Preflight | Step | Phases | Resources | Health | Evaluation | CheckpointWritten | Alarm
+    | RunEnded
+)  # fmt: skip
 
 KIND_OF: dict[type[Event], str] = {
     RunStarted: "run_started",
     Derived: "derived",
+    Preflight: "preflight",
     Step: "step",
     Phases: "phases",
     Resources: "resources",

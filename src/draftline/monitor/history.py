@@ -18,11 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 KEPT_RUNS = 500
 KEPT_PER_KEY = 20
 NO_INFLUENCE = {  # sections and keys of a recipe that do not alter its rate
-    "train": {"out", "seed", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "log_every", "on_alarm"},
+    "train": {
+        "out", "seed", "epochs", "max_steps", "checkpoint_every", "keep_checkpoints", "log_every", "on_alarm",
+        "max_skipped_steps",
+    },
     "data": {"train", "max_unusable_share"},
     "optim": {"lr", "betas", "weight_decay", "warmup_share", "clip_norm"},
-}
-OTHER_SECTIONS = ("eval", "export", "monitor")
+}  # fmt: skip
+# `overrides` alter a rate, and that is what a run is to be held against: its best without them, or with others.
+OTHER_SECTIONS = ("eval", "export", "monitor", "overrides")
 
 
 @dataclass(frozen=True, slots=True)

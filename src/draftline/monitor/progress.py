@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from rich import progress as bars
@@ -22,7 +22,7 @@ class Progress:
             progress.advance(tokens=report.tokens, loss=report.loss, proxy_tau=report.proxy_tau)
 
     total and done count units (steps, prompts); `done` is where a resumed piece of work starts. The numbers given to
-    `advance` are shown as they are, under their own names.
+    `advance` are shown as they are, under their own names, and `remarks` (a run's overrides) stand at the end.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Progress:
         console: Console,
         every: int = 1,
         done: int = 0,
+        remarks: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.title = title
@@ -40,6 +41,7 @@ class Progress:
         self.done = done
         self.every = every
         self.console = console
+        self.remarks = tuple(remarks)
         self.tokens = 0
         self._clock = clock
         self._updates = 0
@@ -62,11 +64,11 @@ class Progress:
             self._show_line()
 
     def details(self) -> list[str]:
-        """The given numbers, tokens/s and the time left, each as one short text."""
+        """The given numbers, tokens/s, the time left and the remarks, each as one short text."""
         shown = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self._numbers.items()]
         if self.tokens:
             shown.append(f"{short_count(self.tokens_per_s)} tokens/s")
-        return [*shown, f"ETA {short_duration(self.remaining_s)}"]
+        return [*shown, f"ETA {short_duration(self.remaining_s)}", *self.remarks]
 
     @property
     def tokens_per_s(self) -> float:

@@ -49,6 +49,7 @@ def write_report(state: RunState, path: Path) -> None:
         history=history(state),
         alarms=[(clock(state, time_s), alarm) for time_s, alarm in state.alarms],
         derived=state.derived,
+        gates=state.gates,
         environment=state.fingerprint,
         recipe=yaml.safe_dump(state.recipe, sort_keys=False),
         written=time.strftime("%Y-%m-%d %H:%M"),
@@ -75,7 +76,7 @@ def tiles(state: RunState) -> list[tuple[str, str, str]]:
         ("loss", "–" if last is None else f"{last.loss:.4g}", "last step"),
         ("proxy tau", "–" if last is None else f"{last.proxy_tau:.2f}", "last step"),
     ]
-    shown += [("tau", f"{report.tau:.2f}", report.benchmark) for report in state.evaluations[-2:]]
+    shown += [("tau", f"{report.tau:.2f}", report.benchmark) for report in state.newest_evaluations[-2:]]
     return [*shown, ("time", short_duration(state.newest_s - state.first_s), attempts(state.attempts))]
 
 
@@ -88,17 +89,16 @@ def charts(state: RunState) -> list[Chart]:
     if state.loss.x:
         drawn += [
             curve("loss", "Loss", state.loss, log=True),
-            curve("proxy tau", "Proxy tau", state.proxy_tau, [Level(r.tau, f"tau {r.tau:.2f} decoded, {r.benchmark}")
-                  for r in state.evaluations]),
+            tau_chart(state),
             rate_chart(state),
         ]  # fmt: skip
     timed = {number: rank for number, rank in sorted(state.ranks.items()) if rank.seconds > 0}
     if timed:
         drawn.append(time_chart({name_of(number, rank): rank for number, rank in timed.items()}))
     drawn += rank_charts(state)
-    drawn += [chart for report in state.evaluations for chart in slot_chart(report)]
-    if len(state.evaluations) > 1:
-        taus = {report.benchmark: report.tau for report in state.evaluations}
+    drawn += [chart for report in state.newest_evaluations for chart in slot_chart(report)]
+    taus = {report.benchmark: report.tau for report in state.newest_evaluations}
+    if len(taus) > 1:
         drawn.append(Chart("Tau by benchmark", bars(taus, max(taus.values()))))
     return drawn
 
@@ -107,13 +107,26 @@ def name_of(number: int, rank: RankState) -> str:
     return f"rank {number}" if rank.role == "colocated" else f"{rank.role} {number}"
 
 
-def curve(name: str, title: str, series: Series, levels: Sequence[Level] = (), log: bool = False) -> Chart:
+def tau_chart(state: RunState) -> Chart:
+    """With the tau that decoding gave: of the export as levels, of the small runs on the way as a line."""
+    exports = [report for report in state.newest_evaluations if report.trained_steps is None]
+    levels = [Level(report.tau, f"tau {report.tau:.2f} decoded, {report.benchmark}") for report in exports]
+    steps = [report.trained_steps for report in state.evaluations if report.trained_steps is not None]
+    taus = [report.tau for report in state.evaluations if report.trained_steps is not None]
+    more = [Line("decoded while training", steps, taus, colour=1)] if len(steps) > 1 else []
+    return curve("proxy tau", "Proxy tau", state.proxy_tau, levels, more=more)
+
+
+def curve(
+    name: str, title: str, series: Series, levels: Sequence[Level] = (), log: bool = False, more: Sequence[Line] = ()
+) -> Chart:
     """Every step faint, its mean bold."""
     fine, smooth = series.thinned(POINTS), series.thinned(SMOOTHED_POINTS)
     log = log and min(fine.y) > 0
-    y = axis_over([*fine.y, *(level.y for level in levels)], log=log)
-    lines = [Line(f"{name}, each step", fine.x, fine.y, faint=True), Line(name, smooth.x, smooth.y)]
-    return Chart(title, line_chart(lines, y, "steps", levels), note="logarithmic" if log else "")
+    y = axis_over([*fine.y, *(level.y for level in levels), *(v for line in more for v in line.y)], log=log)
+    lines = [Line(f"{name}, each step", fine.x, fine.y, faint=True), Line(name, smooth.x, smooth.y), *more]
+    legend = (("--c0", name), *((f"--c{line.colour}", line.name) for line in more)) if more else ()
+    return Chart(title, line_chart(lines, y, "steps", levels), legend, "logarithmic" if log else "")
 
 
 def rate_chart(state: RunState) -> Chart:

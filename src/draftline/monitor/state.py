@@ -15,6 +15,7 @@ from draftline.monitor.events import (
     Health,
     LoggedEvent,
     Phases,
+    Preflight,
     Resources,
     Role,
     RunEnded,
@@ -69,6 +70,7 @@ class RunState:
     recipe: dict[str, Any] = field(default_factory=dict)
     fingerprint: dict[str, str] = field(default_factory=dict)
     derived: dict[str, Any] = field(default_factory=dict)
+    gates: dict[str, str] = field(default_factory=dict)  # of the preflight, with the figures that prove them
     total_steps: int = 0
     best_tokens_per_s: float | None = None
     first_s: float = 0.0  # unix time of the first event of all
@@ -110,9 +112,11 @@ class RunState:
         else:
             self._note(time_s, event)
 
-    def _note(self, time_s: float, event: Derived | CheckpointWritten | Alarm | Health | RunEnded) -> None:
+    def _note(self, time_s: float, event: Derived | Preflight | CheckpointWritten | Alarm | Health | RunEnded) -> None:
         if isinstance(event, Derived):
             self.derived = event.values
+        elif isinstance(event, Preflight):
+            self.gates = event.gates
         elif isinstance(event, CheckpointWritten):
             self.checkpoints.append(event)
         elif isinstance(event, Alarm):
@@ -135,6 +139,11 @@ class RunState:
         self.proxy_tau.add(report.step, report.proxy_tau)
         self.tokens += report.tokens
         self.tokens_seen.add(time_s, self.tokens)
+
+    @property
+    def newest_evaluations(self) -> list[EvalReport]:
+        """One for each benchmark."""
+        return list({report.benchmark: report for report in self.evaluations}.values())
 
     def verdicts(self, window: Window) -> tuple[Verdict, ...]:
         best = self.best_tokens_per_s

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from draftline.channel.local import LocalChannel
@@ -13,6 +15,7 @@ from draftline.config import Recipe
 from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_conversations
 from draftline.data.inspection import thinking_warning
+from draftline.data.proofs import Example
 from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
 from draftline.decode.proofs import prove_cache
@@ -23,13 +26,14 @@ from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
 from draftline.monitor.phases import Phase
-from draftline.records import DrafterSpec
+from draftline.records import Conversation, DrafterSpec
 from draftline.target.derive import derive_spec
 from draftline.target.load import Target, choose_device
 from draftline.target.parts import prove_parts
 from draftline.train.features import Wanted, adopt, feature_source, foreign_samples, open_target
 from draftline.train.optimizer import Optimizer
 
+EXAMPLES = 64  # conversations whose rows are proven to be theirs
 PROOF_TOKENS = 256  # of the first row, on which the target is proven
 TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
 
@@ -40,6 +44,7 @@ class Job:
     target: Target
     spec: DrafterSpec
     stream: RowStream
+    examples: tuple[Example, ...]  # conversations beside their rows, evenly from the whole data set
     features: LocalChannel
     drafter: Drafter
     step: DrafterStep
@@ -61,7 +66,7 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     target = open_target(recipe, device)
     spec = derive_spec(recipe.drafter, target)
     samples = foreign_samples(recipe)
-    stream = row_stream(recipe, target, notices, samples)
+    stream, examples = row_stream(recipe, target, notices, samples)
     if target.has_layers:
         sample = stream.batch(0).ids[:1, :PROOF_TOKENS]
         prove_parts(target.model, target.parts, torch.from_numpy(sample).to(device))
@@ -79,7 +84,7 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     features = LocalChannel(stream.batch, source, min(total_steps * per_step, len(stream)), step.clock, capturing)
     optimizer = Optimizer(drafter, recipe.optim, total_steps)
     job = Job(
-        recipe, target, spec, stream, features, drafter, step, optimizer, total_steps, per_step,
+        recipe, target, spec, stream, examples, features, drafter, step, optimizer, total_steps, per_step,
         run_identity(recipe, target, spec, stream), provenance_of(recipe, target, stream),
     )  # fmt: skip
     notices.section("drafter")
@@ -99,7 +104,9 @@ def count_steps(recipe: Recipe, stream: RowStream, micro_batches_per_step: int) 
     return min(steps, recipe.train.max_steps or steps)
 
 
-def row_stream(recipe: Recipe, target: Target, notices: Notices, samples: list[Sample] | None) -> RowStream:
+def row_stream(
+    recipe: Recipe, target: Target, notices: Notices, samples: list[Sample] | None
+) -> tuple[RowStream, tuple[Example, ...]]:
     """Conversations -> token rows -> packed stream, with every unused row counted by reason. `samples` of another tool
     bring their own rows; the conversations then say which tokens are answers."""
     conversations, unreadable = read_conversations(recipe.data.train)
@@ -120,7 +127,14 @@ def row_stream(recipe: Recipe, target: Target, notices: Notices, samples: list[S
     warning = thinking_warning(conversations, renderer)
     if warning is not None:
         notices.say(warning)
-    return stream
+    return stream, examples_of(conversations, stream)
+
+
+def examples_of(conversations: Sequence[Conversation], stream: RowStream) -> tuple[Example, ...]:
+    by_place = {conversation.where: conversation for conversation in conversations}
+    documents = np.unique(np.linspace(0, len(stream.where) - 1, EXAMPLES).round().astype(int)).tolist()
+    known = [document for document in documents if stream.where[document] in by_place]
+    return tuple(Example(by_place[stream.where[document]], document) for document in known)
 
 
 def refuse_unknown_ids(stream: RowStream, target: Target) -> None:

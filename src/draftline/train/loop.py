@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,12 +15,15 @@ from draftline.monitor.events import CheckpointWritten, EventLog, Step
 from draftline.monitor.health import Watchman
 from draftline.monitor.phases import Lap, PhaseClock
 from draftline.monitor.progress import Progress
-from draftline.records import StepReport, Verdict
+from draftline.records import StepReport
 from draftline.train.checkpoint import Checkpoint, write_checkpoint
 from draftline.train.folder import RunFolder
 from draftline.train.interruption import Interruption
 from draftline.train.job import Job
 from draftline.train.monitoring import timed
+from draftline.train.process_alarms import ProcessAlarms
+from draftline.train.warm_up import shapes_of
+from draftline.train.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Launched:
     lap: Lap
     tokens: int
     supervised_tokens: int
+    documents: int
     lr: float
 
 
@@ -44,6 +48,8 @@ class Loop:
     log: EventLog
     progress: Progress
     watchman: Watchman
+    watch: Watch
+    alarms: ProcessAlarms
     step: int = 0
     tokens: int = 0
     tokens_this_attempt: int = 0
@@ -52,16 +58,22 @@ class Loop:
     saved_step: int | None = None  # of the newest checkpoint, which is never written again
 
     @property
-    def fatal(self) -> Verdict | None:
-        """The severe verdict that ends the run, where the recipe wants it to."""
-        return self.watchman.severe if self.job.recipe.train.on_alarm == "stop" else None
+    def end(self) -> str | None:
+        """Why the run has to end: the watch's reason, or a severe verdict where the recipe wants it to stop the run."""
+        severe = self.watchman.severe
+        if severe is None or self.job.recipe.train.on_alarm != "stop" or self.step == self.job.total_steps:
+            return self.watch.ended
+        return f"{severe.name}: {severe.evidence}; {severe.remedy}"
 
     @property
     def phases(self) -> PhaseClock:
         return self.job.step.clock
 
     def run(self) -> None:
-        """Train to the end, or to the first signal; either way the last thing is a checkpoint. Raises Interrupted."""
+        """Train to the end, or to the first signal or alarm that ends it; the last thing is a checkpoint in any case.
+
+        Raises Interrupted, or RunError with the watch's reason.
+        """
         with Interruption() as interruption:
             self.steps(interruption)
             self.checkpoint()
@@ -71,10 +83,11 @@ class Loop:
                 interruption.received,
                 f"checkpoint of step {self.step} of {self.job.total_steps} saved: go on with --resume",
             )
-        if self.fatal is not None and self.step < self.job.total_steps:
+        if self.end is not None:
             raise RunError(
-                f"{self.fatal.name}: {self.fatal.evidence}",
-                f"{self.fatal.remedy}; step {self.step} is saved, go on with --resume (train.on_alarm is stop)",
+                f"stopped at step {self.step} of {self.job.total_steps}: {self.end}",
+                "a checkpoint is saved and events.jsonl holds the alarms; mend the cause and start a new run, or go on "
+                "with --resume",
             )
 
     def steps(self, interruption: Interruption) -> None:
@@ -83,7 +96,7 @@ class Loop:
         self.clock = time.perf_counter()
         self.phases.lap()
         self.phases.step = self.step
-        while self.step < job.total_steps and interruption.received is None and self.fatal is None:
+        while self.step < job.total_steps and interruption.received is None and self.end is None:
             if self.step and self.step % job.recipe.train.checkpoint_every == 0:
                 self.settle(waiting)
                 waiting = None
@@ -93,6 +106,12 @@ class Loop:
             self.settle(waiting)
             waiting = launched
             self.step += 1
+            if self.watch.is_due(self.step):
+                self.settle(waiting)
+                waiting = None
+                with self.phases.phase("evaluation"):
+                    self.watch.look(self.step)
+                self.clock = time.perf_counter()  # what the watch took is no step's time
         self.settle(waiting)
 
     def settle(self, launched: Launched | None) -> None:
@@ -104,40 +123,38 @@ class Loop:
         now = time.perf_counter()
         report = self.report(launched, numbers, now - self.clock)
         self.clock = now
+        self.alarms.look_at_kernels(f"by step {launched.step}")
+        self.log.write(timed(launched.lap, "colocated", launched.tokens))
+        if not self.watch.settled(report, launched.documents):
+            return
         self.tokens += report.tokens
         self.tokens_this_attempt += report.tokens
         self.last_report = report
         self.log.write(Step(report))
-        self.log.write(timed(launched.lap, "colocated", launched.tokens))
-        self.progress.advance(
-            tokens=report.tokens, loss=report.loss, proxy_tau=report.proxy_tau, grad_norm=report.grad_norm
-        )
+        shown = {"loss": report.loss, "proxy_tau": report.proxy_tau, "grad_norm": report.grad_norm} | self.watch.shown
+        self.progress.advance(1, tokens=report.tokens, **shown)
 
     def train_step(self) -> Launched:
-        job, micro, tokens, supervised = self.job, None, 0, 0
+        job, micro, tokens, supervised, documents = self.job, None, 0, 0, 0
         for index in job.micro_batches(self.step):
             batch = job.features.get(index)
-            sums = job.step.forward_backward(batch)
+            with self.alarms.guard.steady(partial(shapes_of, batch)):
+                sums = job.step.forward_backward(batch)
             micro = sums if micro is None else micro + sums
             tokens += batch.packed.tokens
             supervised += int(batch.packed.loss_mask.sum())
+            documents += int(((batch.packed.position == 0) & (batch.packed.document >= 0)).sum())
         assert micro is not None
         lr = job.optimizer.lr
         with self.phases.phase("optimizer"):
             norm = job.optimizer.finish(micro.weight_sum)
         lap = self.phases.lap()  # before the numbers: whoever has those can read the lap
-        return Launched(self.step, to_host(micro, norm), lap, tokens, supervised, lr)
+        return Launched(self.step, to_host(micro, norm), lap, tokens, supervised, documents, lr)
 
     def report(self, launched: Launched, numbers: Tensor, seconds: float) -> StepReport:
-        """Turn a step's sums into its report; raises RunError where the loss or the gradient is not finite."""
+        """Turn a step's sums into its report."""
         loss_sum, weight_sum, committed, verify_steps, blocks, norm = numbers[:6].tolist()
         correct, count = numbers[6:].chunk(2)
-        if not math.isfinite(norm) or not math.isfinite(loss_sum):
-            raise RunError(
-                f"step {launched.step}: loss sum {loss_sum} or gradient norm {norm} is not finite; it was not taken",
-                f"start a new run with a lower optim.lr, in another train.out (micro-batches "
-                f"{launched.step * self.job.micro_batches_per_step} onward hold the rows)",
-            )
         return StepReport(
             step=launched.step,
             loss=loss_sum / weight_sum if weight_sum else 0.0,
@@ -154,6 +171,7 @@ class Loop:
     def checkpoint(self) -> None:
         if self.step == self.saved_step:
             return
+        self.alarms.look(f"at step {self.step}")
         job, started = self.job, time.perf_counter()
         state = {
             "step": self.step,

@@ -82,7 +82,7 @@ def prepare(recipe: Recipe, folder: Path, shard_bytes: int) -> Index:
     frame = load_frame(recipe.target, device)  # enough for the budget: a large target is loaded once it fits
     loss = LossKind(recipe.loss.kind, recipe.loss.weights, recipe.gamma, recipe.loss.alpha)
     wanted = Wanted(derive_spec(recipe.drafter, frame).target_layer_ids, loss.needs_final)
-    stream = row_stream(recipe, frame, notices, None)
+    stream, _ = row_stream(recipe, frame, notices, None)
     notices.section("features")
     work = survey(folder, identity_of(frame, recipe.target.revision, stream, wanted), stream, shard_bytes, notices)
     keep_to_budget(work, stream, notices)

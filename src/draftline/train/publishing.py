@@ -36,9 +36,17 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, format: Any, target: Ta
 
     Raises InputError where `out` holds something else, RunError where the reloaded drafter differs.
     """
+    provenance = Provenance(**checkpoint.state["provenance"])
+    publish_drafter(checkpoint.spec, checkpoint.drafter_tensors(), provenance, out, format, target)
+
+
+def publish_drafter(
+    spec: DrafterSpec, masters: dict[str, Tensor], provenance: Provenance, out: Path, format: Any, target: Target
+) -> None:
+    """As `export_checkpoint`, from a drafter's float32 masters on the host."""
     dtype = target.dtype
-    tensors = {name: value.to(dtype) for name, value in checkpoint.drafter_tensors().items()}
-    live = load_drafter(checkpoint.spec, tensors)
+    tensors = {name: value.to(dtype) for name, value in masters.items()}
+    live = load_drafter(spec, tensors)
     if format == "speculators":
         tensors = tensors | {
             "embed_tokens.weight": embedding_table(target).cpu(),
@@ -51,8 +59,7 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, format: Any, target: Ta
         return float((expected - found).abs().max())
 
     notes = engine_notes(target, format)
-    provenance = Provenance(**checkpoint.state["provenance"])
-    publish(out, Export(checkpoint.spec, tensors, dtype, format, provenance, notes), compare)
+    publish(out, Export(spec, tensors, dtype, format, provenance, notes), compare)
     for note in notes:
         Notices(stderr_console()).warn("engines run this drafter otherwise", note, ENGINE_REMEDY)
 

@@ -8,8 +8,11 @@ from typing import Any
 
 from draftline.config import Recipe
 from draftline.environment.compile_cache import use_compile_cache
+from draftline.environment.compile_guard import CompileGuard
 from draftline.environment.fingerprint import fingerprint
-from draftline.environment.switches import configure_torch
+from draftline.environment.overrides import enter_overrides
+from draftline.environment.switch_watch import SwitchWatch
+from draftline.environment.switches import apply_settings, configure_torch
 from draftline.errors import Interrupted, PlainError, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
 from draftline.export.folder import record_tau
@@ -25,27 +28,38 @@ from draftline.train.folder import RunFolder, open_run_folder
 from draftline.train.job import Job, assemble, derived_facts
 from draftline.train.loop import Loop
 from draftline.train.monitoring import Monitoring
+from draftline.train.preflight import preflight
+from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.publishing import export_checkpoint
+from draftline.train.warm_up import warm_up
+from draftline.train.watch import Watch
 
 
 def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     """Run a recipe; returns what summary.json holds. `resume` goes on from the newest complete checkpoint."""
+    enter_overrides(recipe.overrides)
     folder = open_run_folder(recipe.train.out, resume)
     device = choose_device(recipe.placement.device)
     configure_torch(device)
+    apply_settings(recipe.overrides)
     use_compile_cache()
     require(recipe.monitor.sinks)
     notices = Notices(stdout_console())
+    alarms = ProcessAlarms(SwitchWatch(recipe.overrides, device), CompileGuard(), notices)
+    alarms.look("at the start")
     job = assemble(recipe, notices)
+    alarms.look("after the target was loaded")
     foresee(job, folder)
+    passed = preflight(job, folder, notices)
     with Monitoring(recipe, folder, job.step.clock, fingerprint()) as monitoring:
         log, watchman = monitoring.enter(notices)
-        progress = Progress("train", job.total_steps, console=notices.console, every=recipe.train.log_every)
-        loop = Loop(job, folder, log, progress, watchman)
+        loop = Loop(job, folder, log, progress_of(job, notices), watchman, Watch(job, folder, log, notices), alarms)
         resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
         log.write(monitoring.started(job.total_steps, resumed_from))
-        log.write(Derived(derived_facts(job)))
+        alarms.record_in(log)
+        log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
+        log.write(passed)
         try:
             summary = finish(loop, notices)
         except Interrupted as interruption:
@@ -59,6 +73,16 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
             raise
         log.write(RunEnded("completed"))
     return summary
+
+
+def progress_of(job: Job, notices: Notices) -> Progress:
+    return Progress(
+        "train",
+        job.total_steps,
+        console=notices.console,
+        every=job.recipe.train.log_every,
+        remarks=[override.text for override in job.recipe.overrides],
+    )
 
 
 def foresee(job: Job, folder: RunFolder) -> None:
@@ -81,8 +105,12 @@ def restore_newest(loop: Loop, notices: Notices) -> int:
 
 
 def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
-    job, folder, started = loop.job, loop.folder, time.perf_counter()
+    job, folder = loop.job, loop.folder
     notices.section("training")
+    if job.step.fused is not None:
+        seconds = warm_up(job.step, [job.stream.batch(0)], job.target.dtype, loop.alarms.guard)
+        notices.facts({"warm-up": f"{loop.alarms.guard.kernels} kernels in {seconds:.1f} s"})
+    started = time.perf_counter()
     with loop.progress:
         loop.run()
     seconds = time.perf_counter() - started
@@ -93,6 +121,7 @@ def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
     export_checkpoint(checkpoint, folder.export, job.recipe.export.format, job.target)
     notices.say(f"  {folder.export} reloads to the same logits")
     reports = evaluate_export(job, folder, loop.log)
+    loop.alarms.look("after the evaluation")
     summary = summarise(job, folder, loop, seconds, reports)
     folder.write_summary(summary)
     notices.section("summary")
