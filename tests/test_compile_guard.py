@@ -23,7 +23,7 @@ from draftline.train.warm_up import first_on_host, random_features, shapes_of, w
 
 SPEC = make_spec()
 KIND = LossKind("kl", "dpace", None, 0.5)
-KERNEL = "statistics_kernel[num_warps=4](*bf16:16, *fp32)"
+KERNEL = "statistics_kernel[num_warps=4](LOGITS: ('*bf16', 'D'), LSE: ('*fp32', None))"
 
 
 def batch(length: int, index: int = 0) -> FeatureBatch:

@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+
+from draftline.environment.kernel_times import kernel_seconds
 
 WARM_STEPS, TIMED_STEPS, PROFILED_STEPS = 3, 20, 3
 HEATING_S = 1.5  # of products before the sustained ceiling is taken: a GPU at its power limit has slowed down by then
@@ -100,12 +101,10 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
 def kernel_classes(call: Callable[[], object], device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         return {}
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
-        timed(call, device, PROFILED_STEPS)
     total: dict[str, float] = {}
-    for event in trace.key_averages():
-        name = next((name for name, pattern in CLASSES.items() if re.search(pattern, event.key)), "all others")
-        total[name] = total.get(name, 0.0) + event.self_device_time_total / 1e6 / PROFILED_STEPS
+    for kernel, seconds in kernel_seconds(call, PROFILED_STEPS).items():
+        name = next((name for name, pattern in CLASSES.items() if re.search(pattern, kernel)), "all others")
+        total[name] = total.get(name, 0.0) + seconds
     return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 

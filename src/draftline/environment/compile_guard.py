@@ -46,7 +46,7 @@ class CompileGuard:
 
     def note_kernel(self, *, repr: str, **_told: Any) -> None:
         """Triton's hook: `repr` is the kernel's name with its options and the kinds of its arguments, which is what it
-        was compiled anew for (`*fp32:16` is a pointer aligned to 16 bytes)."""
+        was compiled anew for (`('*fp32', 'D')` is a pointer to a multiple of 16 bytes)."""
         self.kernels += 1
         if self._steady:
             self.late_kernels.append(repr)

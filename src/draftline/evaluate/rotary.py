@@ -78,12 +78,13 @@ def own_tables(target: Target) -> tuple[Tensor, Tensor] | None:
     if rotary is None:
         return None
     position = torch.tensor([positions(target)], device=target.device)
-    if "mrope_section" in full_attention_rope(target.parts.config):
+    if "mrope_section" in target.parts.config.rope_parameters:
         position = position[None].expand(3, -1, -1)  # text: time, height and width are the position alike
     by_type = "layer_type" in signature(rotary.forward).parameters
     states = torch.zeros(1, 1, 1, device=target.device, dtype=target.dtype)
     with torch.no_grad():
-        cos, sin = rotary(states, position, *(["full_attention"] if by_type else []))
+        tables = rotary(states, position, *(["full_attention"] if by_type else []))
+    cos, sin = (tables.real, tables.imag) if isinstance(tables, Tensor) else tables  # Llama 4 turns complex numbers
     while cos.dim() > 2:
         cos, sin = cos[0], sin[0]
     return cos.float().cpu(), sin.float().cpu()

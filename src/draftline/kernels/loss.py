@@ -162,10 +162,16 @@ class Statistics:
     cross: Tensor
 
 
+def aligned(count: int, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[count, rows] of 4-byte numbers, every vector at a multiple of 16 bytes whatever `rows` is: the number of rows
+    changes from step to step, and Triton compiles a kernel anew for a pointer of another alignment."""
+    return torch.empty((count, -(-rows // 4) * 4), dtype=dtype, device=device)[:, :rows]
+
+
 def statistics(logits: Tensor, teacher: Tensor | None, shape: LogitShape) -> Statistics:
     rows, width = logits.shape
-    numbers = torch.empty((3, rows), dtype=torch.float32, device=logits.device)
-    places = torch.empty((2, rows), dtype=torch.int32, device=logits.device)
+    numbers = aligned(3, rows, torch.float32, logits.device)
+    places = aligned(2, rows, torch.int32, logits.device)
     statistics_kernel[(rows,)](
         logits, logits if teacher is None else teacher, numbers[0], places[0], numbers[1], places[1], numbers[2],
         width, **shape.constants(), HAS_TEACHER=teacher is not None, BLOCK=2048, num_warps=4,
@@ -176,7 +182,7 @@ def statistics(logits: Tensor, teacher: Tensor | None, shape: LogitShape) -> Sta
 def variation(logits: Tensor, teacher: Tensor, found: Statistics, shape: LogitShape) -> tuple[Tensor, Tensor]:
     """(total variation 0.5 sum |p - q|, sum q side) of every row, side = 0.5 sign(q - p)."""
     rows, width = logits.shape
-    both = torch.empty((2, rows), dtype=torch.float32, device=logits.device)
+    both = aligned(2, rows, torch.float32, logits.device)
     variation_kernel[(rows,)](
         logits, teacher, found.lse, found.teacher_lse, both[0], both[1], width, **shape.constants(), BLOCK=BLOCK_V,
         num_warps=8,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from draftline.errors import InputError
 from draftline.records import FeatureBatch
 from draftline.target.capture import document_spans
+from draftline.target.derive import stated
 from draftline.target.load import Target
 from draftline.target.parts import LOGIT_TOLERANCE
 
@@ -188,7 +189,7 @@ def prove_head(target: Target, document: Document, own: OwnOutputs) -> float:
     check_finite(own.logits, "the target's logits")
     parts = target.parts
     weight, embedding = parts.head.weight, parts.embedding.weight
-    if bool(parts.config.tie_word_embeddings) and not torch.equal(weight, embedding):
+    if stated(target.model.config, "tie_word_embeddings") and not torch.equal(weight, embedding):
         raise InputError(
             "expected the head to be the embedding, which the config ties (tie_word_embeddings), found another matrix",
             "likely a tied head that was not loaded and holds random numbers",

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from draftline.channel.local import LocalChannel
 from draftline.channel.speculators import Sample
@@ -18,7 +17,6 @@ from draftline.data.inspection import thinking_warning
 from draftline.data.proofs import Example
 from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
-from draftline.decode.proofs import prove_cache
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
@@ -29,12 +27,10 @@ from draftline.monitor.phases import Phase
 from draftline.records import Conversation, DrafterSpec
 from draftline.target.derive import derive_spec
 from draftline.target.load import Target, choose_device
-from draftline.target.parts import prove_parts
 from draftline.train.features import Wanted, adopt, feature_source, foreign_samples, open_target
 from draftline.train.optimizer import Optimizer
 
 EXAMPLES = 64  # conversations whose rows are proven to be theirs
-PROOF_TOKENS = 256  # of the first row, on which the target is proven
 TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
 
 
@@ -67,10 +63,6 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     spec = derive_spec(recipe.drafter, target)
     samples = foreign_samples(recipe)
     stream, examples = row_stream(recipe, target, notices, samples)
-    if target.has_layers:
-        sample = stream.batch(0).ids[:1, :PROOF_TOKENS]
-        prove_parts(target.model, target.parts, torch.from_numpy(sample).to(device))
-        prove_cache(target, sample[0].tolist())
     drafter = Drafter(spec)
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)

@@ -31,6 +31,7 @@ from draftline.train.monitoring import Monitoring
 from draftline.train.preflight import preflight
 from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.publishing import export_checkpoint
+from draftline.train.roofline import judge, measure, measure_rates
 from draftline.train.warm_up import warm_up
 from draftline.train.watch import Watch
 
@@ -109,7 +110,8 @@ def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
     notices.section("training")
     if job.step.fused is not None:
         seconds = warm_up(job.step, [job.stream.batch(0)], job.target.dtype, loop.alarms.guard)
-        notices.facts({"warm-up": f"{loop.alarms.guard.kernels} kernels in {seconds:.1f} s"})
+        found = measure(job.step, job.stream.batch(0), job.target.dtype, measure_rates(job.target.device))
+        notices.facts({"warm-up": f"{loop.alarms.guard.kernels} kernels in {seconds:.1f} s", "roofline": judge(found)})
     started = time.perf_counter()
     with loop.progress:
         loop.run()

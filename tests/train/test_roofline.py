@@ -1,0 +1,43 @@
+"""The roofline gate's arithmetic and its words; tests/gpu forces a real step onto the plain path."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftline.bench.shapes import QWEN3_8B
+from draftline.drafter.cost import step_cost
+from draftline.errors import RunError
+from draftline.train.roofline import Rates, Roofline, judge, predict
+
+
+def test_counted_flop_of_the_published_row() -> None:
+    """Qwen3-8B's drafter, 4,096 tokens, 512 blocks, by hand. The published count of 74.5 gives fc an input gradient,
+    which nobody needs: 0.7 more."""
+    cost = step_cost(QWEN3_8B, 4096, 512, mean_context=2048, compares=False)
+    found = [part / 1e12 for part in (cost.body, cost.context, cost.attention, cost.head, cost.total)]
+    assert found == pytest.approx([47.4, 2.4, 4.8, 19.1, 73.8], abs=0.06)
+
+
+def test_prediction_is_products_and_traffic_one_after_the_other() -> None:
+    assert predict(90.0, 30.0, layers=5, rates=Rates(100.0, 10.0)) == pytest.approx(1.0 + 3.0)
+
+
+def test_a_tiny_step_is_bound_by_its_launches() -> None:
+    assert predict(90.0, 30.0, layers=5, rates=Rates(1e9, 1e9)) == pytest.approx((150 + 5 * 60) * 50e-6)
+
+
+def test_a_good_step_gets_its_figure() -> None:
+    assert judge(Roofline(0.118, 0.124, {})) == "124.0 ms a micro-batch, 95% of the predicted rate (118.0 ms)"
+
+
+def test_a_slow_step_is_told_with_its_kernels() -> None:
+    kernels = {"bmm": 0.05, "softmax": 0.11, "mm": 0.02}
+    text = judge(Roofline(0.118, 0.2, kernels))
+    assert "59%" in text and text.endswith("Slowest kernels: softmax 110.0 ms, bmm 50.0 ms, mm 20.0 ms")
+
+
+def test_the_incident_ends_the_run() -> None:
+    """36% of what the device should do."""
+    with pytest.raises(RunError, match="36% of the predicted rate .* Slowest kernels: dense 200.0 ms") as error:
+        judge(Roofline(0.118, 0.328, {"dense": 0.2}))
+    assert "draftline doctor" in (error.value.remedy or "")
