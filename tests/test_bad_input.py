@@ -67,8 +67,8 @@ def train(home: Path, *overrides: str) -> Done:
         (
             b"target: {path: t, dtpye: auto}\ndata: {train: d}\ntrian: {}\n",
             [
-                "  target.dtpye: unknown key; allowed here: dtype, features, keep_features_gib, path, revision, trust",
-                "  trian: unknown key; allowed here: data, drafter, eval, export, loss, optim, placement, target, tr",
+                "  target.dtpye: unknown key; allowed here: device_map, dtype, features, keep_features_gib, path",
+                "  trian: unknown key; allowed here: data, drafter, eval, export, loss, monitor, optim, overrides",
             ],
         ),
         (

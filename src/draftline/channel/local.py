@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from draftline.monitor.phases import Phase, PhaseClock
 from draftline.records import FeatureBatch, PackedBatch
 
 
@@ -13,21 +14,35 @@ class LocalChannel:
     """
 
     def __init__(
-        self, source: Callable[[int], PackedBatch], capture: Callable[[PackedBatch], FeatureBatch], count: int
+        self,
+        source: Callable[[int], PackedBatch],
+        capture: Callable[[PackedBatch], FeatureBatch],
+        count: int,
+        clock: PhaseClock,
+        capturing: Phase,
     ) -> None:
+        """capturing: what `capture` counts as; "data" where it reads files."""
         self.source = source
         self.capture = capture
         self.count = count
+        self.clock = clock
+        self.capturing: Phase = capturing
         self.ahead: FeatureBatch | None = None
 
     def prefetch(self, index: int) -> None:
         """Capture batch `index` now, if there is one."""
         if index < self.count:
-            self.ahead = self.capture(self.source(index))
+            self.ahead = self.captured(index)
 
     def get(self, index: int) -> FeatureBatch:
         """The features of batch `index`; captured now unless it is the one prefetched."""
         batch, self.ahead = self.ahead, None
         if batch is not None and batch.packed.index == index:
             return batch
-        return self.capture(self.source(index))
+        return self.captured(index)
+
+    def captured(self, index: int) -> FeatureBatch:
+        with self.clock.phase("data"):
+            packed = self.source(index)
+        with self.clock.phase(self.capturing):
+            return self.capture(packed)

@@ -23,6 +23,7 @@ from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
+from draftline.monitor.phases import Phase
 from draftline.records import Conversation, DrafterSpec
 from draftline.target.derive import derive_spec
 from draftline.target.load import Target, choose_device
@@ -71,7 +72,8 @@ def assemble(recipe: Recipe, notices: Notices) -> Job:
     step = DrafterStep(drafter, target.embed, target.parts.head, loss, recipe.train.anchors, recipe.train.seed)
     wanted = Wanted(spec.target_layer_ids, loss.needs_final)
     source = feature_source(recipe, target, wanted, stream, samples, notices)
-    features = LocalChannel(stream.batch, source, min(total_steps * per_step, len(stream)))
+    capturing: Phase = "capture" if recipe.target.features is None else "data"
+    features = LocalChannel(stream.batch, source, min(total_steps * per_step, len(stream)), step.clock, capturing)
     optimizer = Optimizer(drafter, recipe.optim, total_steps)
     job = Job(
         recipe, target, spec, stream, examples, features, drafter, step, optimizer, total_steps, per_step,

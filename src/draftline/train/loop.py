@@ -12,12 +12,15 @@ from torch import Tensor
 from draftline.drafter.step import MicroStep
 from draftline.errors import Interrupted, RunError
 from draftline.monitor.events import CheckpointWritten, EventLog, Step
+from draftline.monitor.health import Watchman
+from draftline.monitor.phases import Lap, PhaseClock
 from draftline.monitor.progress import Progress
 from draftline.records import StepReport
 from draftline.train.checkpoint import Checkpoint, write_checkpoint
 from draftline.train.folder import RunFolder
 from draftline.train.interruption import Interruption
 from draftline.train.job import Job
+from draftline.train.monitoring import timed
 from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.warm_up import shapes_of
 from draftline.train.watch import Watch
@@ -29,6 +32,7 @@ class Launched:
 
     step: int
     numbers: HostNumbers
+    lap: Lap
     tokens: int
     supervised_tokens: int
     documents: int
@@ -43,6 +47,7 @@ class Loop:
     folder: RunFolder
     log: EventLog
     progress: Progress
+    watchman: Watchman
     watch: Watch
     alarms: ProcessAlarms
     step: int = 0
@@ -51,6 +56,18 @@ class Loop:
     last_report: StepReport | None = None
     clock: float = 0.0  # when the last report was made
     saved_step: int | None = None  # of the newest checkpoint, which is never written again
+
+    @property
+    def end(self) -> str | None:
+        """Why the run has to end: the watch's reason, or a severe verdict where the recipe wants it to stop the run."""
+        severe = self.watchman.severe
+        if severe is None or self.job.recipe.train.on_alarm != "stop" or self.step == self.job.total_steps:
+            return self.watch.ended
+        return f"{severe.name}: {severe.evidence}; {severe.remedy}"
+
+    @property
+    def phases(self) -> PhaseClock:
+        return self.job.step.clock
 
     def run(self) -> None:
         """Train to the end, or to the first signal or alarm that ends it; the last thing is a checkpoint in any case.
@@ -66,9 +83,9 @@ class Loop:
                 interruption.received,
                 f"checkpoint of step {self.step} of {self.job.total_steps} saved: go on with --resume",
             )
-        if self.watch.ended is not None:
+        if self.end is not None:
             raise RunError(
-                f"stopped at step {self.step} of {self.job.total_steps}: {self.watch.ended}",
+                f"stopped at step {self.step} of {self.job.total_steps}: {self.end}",
                 "a checkpoint is saved and events.jsonl holds the alarms; mend the cause and start a new run, or go on "
                 "with --resume",
             )
@@ -77,7 +94,9 @@ class Loop:
         job: Job = self.job
         waiting: Launched | None = None  # settled one step late: a GPU never idles while the host reads its numbers
         self.clock = time.perf_counter()
-        while self.step < job.total_steps and interruption.received is None and self.watch.ended is None:
+        self.phases.lap()
+        self.phases.step = self.step
+        while self.step < job.total_steps and interruption.received is None and self.end is None:
             if self.step and self.step % job.recipe.train.checkpoint_every == 0:
                 self.settle(waiting)
                 waiting = None
@@ -90,7 +109,8 @@ class Loop:
             if self.watch.is_due(self.step):
                 self.settle(waiting)
                 waiting = None
-                self.watch.look(self.step)
+                with self.phases.phase("evaluation"):
+                    self.watch.look(self.step)
                 self.clock = time.perf_counter()  # what the watch took is no step's time
         self.settle(waiting)
 
@@ -98,11 +118,13 @@ class Loop:
         """Wait for a launched step's numbers, then report, log and show them."""
         if launched is None:
             return
-        numbers = launched.numbers.result()
+        with self.phases.phase("settle"):
+            numbers = launched.numbers.result()
         now = time.perf_counter()
         report = self.report(launched, numbers, now - self.clock)
         self.clock = now
         self.alarms.look_at_kernels(f"by step {launched.step}")
+        self.log.write(timed(launched.lap, "colocated", launched.tokens))
         if not self.watch.settled(report, launched.documents):
             return
         self.tokens += report.tokens
@@ -124,8 +146,10 @@ class Loop:
             documents += int(((batch.packed.position == 0) & (batch.packed.document >= 0)).sum())
         assert micro is not None
         lr = job.optimizer.lr
-        norm = job.optimizer.finish(micro.weight_sum)
-        return Launched(self.step, to_host(micro, norm), tokens, supervised, documents, lr)
+        with self.phases.phase("optimizer"):
+            norm = job.optimizer.finish(micro.weight_sum)
+        lap = self.phases.lap()  # before the numbers: whoever has those can read the lap
+        return Launched(self.step, to_host(micro, norm), lap, tokens, supervised, documents, lr)
 
     def report(self, launched: Launched, numbers: Tensor, seconds: float) -> StepReport:
         """Turn a step's sums into its report."""
@@ -157,10 +181,11 @@ class Loop:
             "identity": job.identity,
             "recipe": job.recipe.model_dump(mode="json"),
         }
-        path = write_checkpoint(
-            self.folder.checkpoints, job.drafter.state_dict(), job.optimizer.state_tensors(), state,
-            keep=job.recipe.train.keep_checkpoints,
-        )  # fmt: skip
+        with self.phases.phase("checkpoint"):
+            path = write_checkpoint(
+                self.folder.checkpoints, job.drafter.state_dict(), job.optimizer.state_tensors(), state,
+                keep=job.recipe.train.keep_checkpoints,
+            )  # fmt: skip
         size_bytes = sum(file.stat().st_size for file in path.iterdir())
         self.saved_step = self.step
         self.log.write(CheckpointWritten(self.step, str(path), size_bytes, time.perf_counter() - started))

@@ -17,15 +17,17 @@ from draftline.errors import Interrupted, PlainError, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
 from draftline.export.folder import record_tau
 from draftline.export.speculators import speculators_config
-from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded, RunStarted
+from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
+from draftline.monitor.sinks import require
 from draftline.records import EvalReport
 from draftline.target.load import choose_device, load_target
 from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
 from draftline.train.folder import RunFolder, open_run_folder
 from draftline.train.job import Job, assemble, derived_facts
 from draftline.train.loop import Loop
+from draftline.train.monitoring import Monitoring
 from draftline.train.preflight import preflight
 from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.publishing import export_checkpoint
@@ -42,6 +44,7 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     configure_torch(device)
     apply_settings(recipe.overrides)
     use_compile_cache()
+    require(recipe.monitor.sinks)
     notices = Notices(stdout_console())
     alarms = ProcessAlarms(SwitchWatch(recipe.overrides, device), CompileGuard())
     alarms.look("at the start")
@@ -49,11 +52,12 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     alarms.look("after the target was loaded")
     foresee(job, folder)
     passed = preflight(job, folder, notices)
-    with EventLog(folder.events) as log:
-        loop = Loop(job, folder, log, progress_of(job, notices), Watch(job, folder, log, notices), alarms)
+    with Monitoring(recipe, folder, job.step.clock, fingerprint()) as monitoring:
+        log, watchman = monitoring.enter(notices)
+        loop = Loop(job, folder, log, progress_of(job, notices), watchman, Watch(job, folder, log, notices), alarms)
         resumed_from = restore_newest(loop, notices) if resume else None
         folder.write_recipe(recipe)
-        log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from))
+        log.write(monitoring.started(job.total_steps, resumed_from))
         alarms.start(loop.watch.raise_all)
         log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
         log.write(passed)
@@ -131,8 +135,9 @@ def evaluate_export(job: Job, folder: RunFolder, log: EventLog) -> list[EvalRepo
     recipe = job.recipe
     if recipe.eval.prompts is None:
         return []
-    target = job.target if job.target.has_layers else load_target(recipe.target, job.target.device)
-    report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), target)
+    with job.step.clock.phase("evaluation"):
+        target = job.target if job.target.has_layers else load_target(recipe.target, job.target.device)
+        report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), target)
     log.write(Evaluation(report))
     record_tau(folder.export, [report])
     return [report]
