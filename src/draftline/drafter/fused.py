@@ -159,7 +159,7 @@ class FusedDrafter:
             matrix.refresh()
 
     def stale(self) -> int:
-        """Products that the next forward would compute on other weights than the masters; 0 unless something is wrong."""
+        """Products that the next forward would compute on other weights than the masters: 0, or something is wrong."""
         self.refresh()
         return sum(not matrix.is_current() for matrix in self.matrices)
 

@@ -76,7 +76,7 @@ def prove_trial(step: DrafterStep, optimizer: Optimizer, batch: FeatureBatch) ->
         )
     if stale:
         raise InputError(
-            f"expected the step to compute with the weights that the optimizer left, found {stale} products on older ones",
+            f"expected products with the weights that the optimizer left, found {stale} of them on older weights",
             "the run would train on its first weights for ever: this is never right, report it with the recipe",
         )
     return f"loss {loss:.3f}, gradient norm {norm:.3g}; every tensor moves; taken back"
