@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from draftline.config import TargetSection
 from draftline.records import DrafterSpec, PackedBatch
 from draftline.target.load import Target, load_target
+from draftline.target.proofs import own_outputs, prove_embedding, prove_head, prove_stream
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|> ' + m['role'] + ' ' + m['content'] + ' <|im_end|> ' }}{% endfor %}"
@@ -60,6 +61,14 @@ def save_target(folder: Path, seed: int = 0, **changes) -> Path:
 
 def open_target(folder: Path, **section) -> Target:
     return load_target(TargetSection(path=str(folder), **section), torch.device("cpu"))
+
+
+def proven(target: Target, ids: list[int]) -> float:
+    """Stream, head and embedding proven on a text: the larger of the two errors."""
+    own = own_outputs(target, ids)
+    assert prove_stream(target, own) == len(target.parts.layers)
+    embedded = target.embed(torch.tensor(ids, device=target.device))
+    return max(prove_head(target, own), prove_embedding(target, own.first_input, embedded))
 
 
 def spec_for(target: Target, **changes) -> DrafterSpec:

@@ -67,8 +67,8 @@ def train(home: Path, *overrides: str) -> Done:
         (
             b"target: {path: t, dtpye: auto}\ndata: {train: d}\ntrian: {}\n",
             [
-                "  target.dtpye: unknown key; allowed here: dtype, features, keep_features_gib, path, revision, trust",
-                "  trian: unknown key; allowed here: data, drafter, eval, export, loss, optim, placement, target, tr",
+                "  target.dtpye: unknown key; allowed here: device_map, dtype, features, keep_features_gib, path",
+                "  trian: unknown key; allowed here: data, drafter, eval, export, loss, monitor, optim, overrides",
             ],
         ),
         (
@@ -225,7 +225,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
             write("config.json", '{"model_type": "absent"}'),
             ["model type `absent`", "known to the installed transformers"],
         ),
-        (other_family, ["target family gpt2: its config has no num_key_value_heads", "not supported yet"]),
+        (other_family, ["target family gpt2: its config has no rope_parameters", "without them is not supported"]),
         (
             change_tensors(lambda tensors: tensors.pop(UP)),
             [f"1 tensors of the model are not in its safetensors files: {UP}"],

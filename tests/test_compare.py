@@ -44,7 +44,7 @@ def steps(seconds: float, count: int = 5) -> list[Step]:
 
 
 def started(recipe: dict[str, Any] | None = None, **changes: str) -> RunStarted:
-    return RunStarted(RECIPE | (recipe or {}), FINGERPRINT | changes)
+    return RunStarted(RECIPE | (recipe or {}), FINGERPRINT | changes, 100)
 
 
 def good_run(folder: Path) -> Path:

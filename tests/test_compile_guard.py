@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +14,6 @@ from draftline.drafter.losses import LossKind
 from draftline.environment.compile_guard import CompileGuard
 from draftline.environment.switch_watch import SwitchWatch
 from draftline.errors import RunError
-from draftline.monitor.events import Alarm, EventLog, read_events
-from draftline.monitor.notices import Notices, stdout_console
 from draftline.records import FeatureBatch
 from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.warm_up import first_on_host, random_features, shapes_of, warm_up
@@ -62,20 +59,19 @@ def test_a_step_in_which_torch_compiles_ends_the_run_and_names_its_shapes() -> N
         make_step(SPEC, KIND, anchors=8).forward_backward(longer)
 
 
-def test_a_kernel_that_triton_compiles_in_a_warm_run_is_an_alarm_once_with_name_and_arguments(tmp_path: Path) -> None:
+def test_a_kernel_that_triton_compiles_in_a_warm_run_is_an_alarm_once_with_name_and_arguments() -> None:
     """The guard's side of Triton's hook; tests/kernels has the hook itself where there is a GPU."""
-    guard = CompileGuard()
-    alarms = ProcessAlarms(SwitchWatch([], torch.device("cpu")), guard, Notices(stdout_console()))
-    with EventLog(tmp_path / "events.jsonl") as log:
-        alarms.record_in(log)
-        guard.note_kernel(repr="rms_norm_kernel", key="k", already_compiled=False)  # in the warm-up
-        alarms.look_at_kernels("by step 0")
-        with guard.steady(str):
-            guard.note_kernel(repr=KERNEL, key="k", already_compiled=False)
-        alarms.look_at_kernels("by step 7")
-        alarms.look_at_kernels("by step 8")
-    (alarm,) = [logged.event for logged in read_events(tmp_path / "events.jsonl").events]
-    assert guard.kernels == 2 and isinstance(alarm, Alarm)
+    guard, raised = CompileGuard(), []
+    alarms = ProcessAlarms(SwitchWatch([], torch.device("cpu")), guard)
+    alarms.start(raised.extend)
+    guard.note_kernel(repr="rms_norm_kernel", key="k", already_compiled=False)  # in the warm-up
+    alarms.look_at_kernels("by step 0")
+    with guard.steady(str):
+        guard.note_kernel(repr=KERNEL, key="k", already_compiled=False)
+    alarms.look_at_kernels("by step 7")
+    alarms.look_at_kernels("by step 8")
+    (alarm,) = raised
+    assert guard.kernels == 2
     assert (alarm.name, alarm.evidence) == (
         "late-kernels",
         f"1 kernels compiled by step 7, after the warm-up: {KERNEL}",

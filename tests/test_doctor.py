@@ -180,7 +180,7 @@ def test_a_step_that_misses_the_reference_fails() -> None:
 
 def test_how_an_override_is_judged() -> None:
     fast, slow = result(loss=2.0, step_s=0.010), result(loss=2.0, step_s=0.020)
-    failed = Ended(1, "", "Traceback\n  a line\nRunError: it ran eagerly\n  see doctor\n")
+    failed = Ended(1, "", "Traceback\n  a line\nRunError: it ran eagerly\n  see doctor\nSet A=1 for more\n")
     assert judge(fast, fast) == ("not needed", "a step takes 10.00 ms without it, 10.00 ms with it")
     assert judge(fast, slow)[0] == "needed"
     assert judge(slow, fast)[0] == "not needed"

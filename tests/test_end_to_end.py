@@ -16,7 +16,10 @@ from draftline.monitor.events import (
     Derived,
     Evaluation,
     Event,
+    Health,
+    Phases,
     Preflight,
+    Resources,
     RunEnded,
     RunStarted,
     Step,
@@ -53,7 +56,7 @@ def events_of(run: Path) -> list[Event]:
 def test_the_run_folder(home: Path) -> None:
     run = home / "run"
     assert sorted(path.name for path in run.iterdir()) == [
-        "checkpoints", "events.jsonl", "export", "recipe.yaml", "summary.json",
+        "checkpoints", "events.jsonl", "export", "recipe.yaml", "report.html", "summary.json",
     ]  # fmt: skip
     assert checkpoint_names(run) == ["step-0000002", "step-0000003"]
     assert sorted(path.name for path in (run / "export").iterdir()) == [
@@ -79,7 +82,12 @@ def test_the_events(home: Path) -> None:
         RunStarted, Derived, Preflight, Step, Step, CheckpointWritten, Step, Evaluation, CheckpointWritten, Evaluation,
         RunEnded,
     ]  # fmt: skip
-    assert [type(event) for event in events] == kinds
+    beside = (Phases, Resources, Health)
+    assert [type(event) for event in events if not isinstance(event, beside)] == kinds
+    times = [event for event in events if isinstance(event, Phases)]
+    assert [event.step for event in times] == [0, 1, 2]
+    assert all({"data", "capture", "forward", "backward", "optimizer"} <= event.phases.keys() for event in times)
+    assert all(0.5 * event.seconds < sum(event.phases.values()) <= event.seconds for event in times)
     started, ended = events[0], events[-1]
     assert isinstance(started, RunStarted) and started.resumed_from_step is None
     assert started.recipe == load_recipe(home / "run" / "recipe.yaml").model_dump(mode="json")

@@ -18,12 +18,18 @@ from draftline.monitor.events import (
     Evaluation,
     Event,
     EventLog,
+    GpuSample,
+    Health,
+    LoggedEvent,
+    Phases,
+    Resources,
     RunEnded,
     RunStarted,
     Step,
+    log_path,
     read_events,
 )
-from draftline.records import EvalReport, StepReport
+from draftline.records import EvalReport, StepReport, Verdict
 
 STEP = StepReport(
     step=7, loss=1.5, proxy_tau=2.25, slot_accuracy=(0.5, 0.25, 0.0), blocks=64, tokens=4096, supervised_tokens=2048,
@@ -34,10 +40,15 @@ EVALUATION = EvalReport(
     tokens=100, temperature=0.0, thinking=None, block_size=4, max_new_tokens=32, tokens_per_s=80.5,
     plain_tokens_per_s=40.25, same_text_share=1.0, environment={"torch": "2.13.0"},
 )  # fmt: skip
+GPU = GpuSample(0.75, 1 << 34, 1 << 37, 1410, 1980, 512.5, ("power cap", "thermal, hardware"))
 EVENTS: list[Event] = [
-    RunStarted({"train": {"seed": 0}}, {"torch": "2.13.0"}, resumed_from_step=500),
+    RunStarted({"train": {"seed": 0}}, {"torch": "2.13.0"}, 900, resumed_from_step=500, best_tokens_per_s=1e4),
     Derived({"taps": [1, 9], "mask_token_id": 31}),
     Step(STEP),
+    Phases(7, "drafter", 0.5, {"get": 0.125, "forward": 0.25}, 4096, 1 << 20, 1 << 30, 3),
+    Resources("cuda:1", 7, "get", 1.5, 0.75, 0.25, 1 << 30, 1 << 34, GPU),
+    Resources("cpu", 7, "get", 1.5, 0.75, 0.25, 1 << 30, 0, None),
+    Health((Verdict("straggler", "warning", "rank 3 works 2.0 times as long", "look at it", (3,)),)),
     Evaluation(EVALUATION),
     CheckpointWritten(step=7, path="runs/a/step-7", size_bytes=12345, seconds=0.5),
     Alarm("tau differs", "proxy tau 3.0, tau 2.5", "look at the template"),
@@ -58,14 +69,14 @@ def test_every_event_comes_back_equal_in_order_with_time_and_rank(tmp_path: Path
     assert history.torn is None
 
 
-def test_a_line_is_flat_json_of_version_1(tmp_path: Path) -> None:
+def test_a_line_is_flat_json_of_version_2(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
         log.write(Step(STEP))
     line = json.loads(path.read_text())
     assert line.pop("t") > 1.7e9
     assert line == {
-        "v": 1, "rank": 0, "kind": "step", "step": 7, "loss": 1.5, "proxy_tau": 2.25, "slot_accuracy": [0.5, 0.25, 0.0],
+        "v": 2, "rank": 0, "kind": "step", "step": 7, "loss": 1.5, "proxy_tau": 2.25, "slot_accuracy": [0.5, 0.25, 0.0],
         "blocks": 64, "tokens": 4096, "supervised_tokens": 2048, "grad_norm": 0.75, "lr": 6e-4, "seconds": 0.125,
     }  # fmt: skip
 
@@ -103,9 +114,9 @@ def test_a_torn_last_line_is_reported_and_on_resume_cut_off_and_recorded(tmp_pat
     with EventLog(path) as log:
         log.write(EVENTS[0])
     with path.open("a") as file:
-        file.write('{"v": 1, "t": 17')
+        file.write('{"v": 2, "t": 17')
     history = read_events(path)
-    assert ([logged.event for logged in history.events], history.torn) == (EVENTS[:1], '{"v": 1, "t": 17')
+    assert ([logged.event for logged in history.events], history.torn) == (EVENTS[:1], '{"v": 2, "t": 17')
     with EventLog(path) as log:
         log.write(EVENTS[-1])
     first, alarm, last = (logged.event for logged in read_events(path).events)
@@ -116,18 +127,18 @@ def test_a_torn_last_line_is_reported_and_on_resume_cut_off_and_recorded(tmp_pat
     assert read_events(path).torn is None
 
 
-HEAD = '"v": 1, "t": 1.0, "rank": 0'
+HEAD = '"v": 2, "t": 1.0, "rank": 0'
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"v": 1', "not JSON"),
+        ('{"v": 2', "not JSON"),
         ("[]", "an event has the keys v, t, rank, kind"),
-        ('{"v": 1, "t": 1.0, "kind": "run_ended", "status": "failed", "reason": ""}', "an event has the keys"),
-        ('{"v": 2, "t": 1.0, "rank": 0, "kind": "run_ended"}', "event schema 2"),
-        ('{"v": 1, "t": "now", "rank": 0, "kind": "run_ended"}', "t 'now' must be a number"),
-        ('{"v": 1, "t": 1.0, "rank": true, "kind": "run_ended"}', "rank True"),
+        ('{"v": 2, "t": 1.0, "kind": "run_ended", "status": "failed", "reason": ""}', "an event has the keys"),
+        ('{"v": 1, "t": 1.0, "rank": 0, "kind": "run_ended"}', "event schema 1"),
+        ('{"v": 2, "t": "now", "rank": 0, "kind": "run_ended"}', "t 'now' must be a number"),
+        ('{"v": 2, "t": 1.0, "rank": true, "kind": "run_ended"}', "rank True"),
         (f'{{{HEAD}, "kind": "party"}}', "unknown event kind 'party'"),
         (f'{{{HEAD}, "kind": [1]}}', "unknown event kind [1]"),
         (f'{{{HEAD}, "kind": "run_ended", "status": "fine", "reason": ""}}', "field status"),
@@ -151,6 +162,14 @@ def test_what_the_schema_does_not_say_is_refused_with_its_line(tmp_path: Path, l
         read_events(path)
     assert f"{path}:2: " in str(caught.value)
     assert reason in str(caught.value)
+
+
+def test_listeners_are_given_what_was_written(tmp_path: Path) -> None:
+    heard: list[LoggedEvent] = []
+    with EventLog(log_path(tmp_path, 3), rank=3, listeners=(heard.append,)) as log:
+        log.write(EVENTS[0])
+    assert heard == list(read_events(tmp_path / "events-rank3.jsonl").events)
+    assert log_path(tmp_path, 0).name == "events.jsonl"
 
 
 def test_a_missing_log_is_bad_input(tmp_path: Path) -> None:

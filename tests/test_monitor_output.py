@@ -136,12 +136,24 @@ def test_notices_on_a_terminal_say_the_same_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (950, "950"), (12345, "12.3K"), (4.56e6, "4.56M"), (7e9, "7G"), (0.25, "0.25")]
+    ("value", "text"),
+    [
+        (0, "0"),
+        (950, "950"),
+        (12345, "12.3K"),
+        (4.56e6, "4.56M"),
+        (7e9, "7G"),
+        (999.9999, "1K"),
+        (999.4, "999"),
+        (0.25, "0.25"),
+    ],
 )
 def test_short_count(value: float, text: str) -> None:
     assert short_count(value) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59.6, "1m00s"), (185, "3m05s"), (7620, "2h07m")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59.6, "1m00s"), (185, "3m05s"), (7620, "2h07m"), (3.2e6, "37d 0h")]
+)
 def test_short_duration(seconds: float, text: str) -> None:
     assert short_duration(seconds) == text

@@ -186,6 +186,14 @@ def test_a_target_whose_own_code_changes_a_switch_is_an_alarm(tmp_path: Path) ->
     assert "warning: undeclared-switch" in done.out
 
 
+def test_with_on_alarm_stop_an_undeclared_switch_ends_the_run(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, train={"on_alarm": "stop"})
+    with torch._dynamo.config.patch(suppress_errors=True):
+        done = draftline_here("train", recipe)
+    assert done.code == 1
+    assert "alarm undeclared-switch: torch._dynamo.config.suppress_errors is True at the start; what fails" in done.err
+
+
 def test_a_run_past_the_date_of_an_override_is_refused_before_it_starts(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, overrides={})
     tree = yaml.safe_load(recipe.read_text()) | {"overrides": [declared(until="2020-01-31")]}

@@ -225,6 +225,34 @@ def check(
     check(target, draft)
 
 
+Run = Annotated[Path, typer.Argument(help="Run folder (train.out).")]
+
+
+@app.command()
+def watch(run: Run) -> None:
+    """Show a run live: how fast, what limits it, what to do.
+
+    Ends with the run, or with Ctrl-C; the run is not touched. A run that has ended is shown once.
+    """
+    from draftline.monitor.watch import watch
+
+    watch(run)
+
+
+@app.command()
+def report(
+    run: Run,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; else RUN/report.html.")] = None,
+) -> None:
+    """Write a run as one page: curves, tau, where the time went, verdicts."""
+    from draftline.monitor.report import write_report
+    from draftline.monitor.state import read_run
+
+    path = out or run / "report.html"
+    write_report(read_run(run), path)
+    print(f"wrote {path}")
+
+
 @app.command()
 def compare(
     run_a: Annotated[Path, typer.Argument(help="Run folder, or its events.jsonl.")],

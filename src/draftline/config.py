@@ -200,6 +200,19 @@ class ExportSection(Section):
     format: Literal["reference", "speculators"] = "reference"
 
 
+class MonitorSection(Section):
+    sinks: tuple[Literal["tensorboard", "trackio", "wandb", "prometheus"], ...] = Field(
+        (), description="where the run's numbers go besides its own events"
+    )
+    project: str = Field("draftline", min_length=1, description="the run's project in trackio and wandb")
+    prometheus_port: int = Field(9187, ge=0, le=65535, description="on 127.0.0.1; 0: any free one, which is printed")
+
+    @field_validator("sinks", mode="before")
+    @classmethod
+    def as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
 class Override(Section):
     """One process-wide setting unlike its default, in the open: a torch setting by its path, or a variable."""
 
@@ -256,6 +269,7 @@ class Recipe(Section):
     placement: PlacementSection = PlacementSection()
     eval: EvalSection = EvalSection()
     export: ExportSection = ExportSection()
+    monitor: MonitorSection = MonitorSection()
     overrides: tuple[Override, ...] = ()
 
     @field_validator("overrides", mode="before")

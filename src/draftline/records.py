@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -179,3 +179,17 @@ class EvalReport:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+Severity = Literal["ok", "note", "warning", "severe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is so about a run's health: its name, the numbers that show it, and what to do."""
+
+    name: str
+    severity: Severity  # ok and note ask for nothing; a severe one may stop the run (train.on_alarm)
+    evidence: str
+    remedy: str = ""
+    ranks: tuple[int, ...] = ()  # the ranks it is about; empty: the whole run

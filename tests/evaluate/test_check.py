@@ -27,9 +27,8 @@ OPENED = ["loads", "prompts"]
 FOLDER_GATES = ["reloads", "geometry", "origin", "tensors"]
 PROOFS = [
     "rows",
-    "supervision", "loss mask", "template", "mask token", "taps", "features", "head", "cache", "embedding", "RoPE",
-    "context",
-    "anchor state", "own answers", "other blocks", "other documents", "labels", "decoding logits",
+    "supervision", "loss mask", "template", "mask token", "stream", "taps", "features", "head", "cache", "embedding",
+    "RoPE", "context", "anchor state", "own answers", "other blocks", "other documents", "labels", "decoding logits",
 ]  # fmt: skip
 PAIR_GATES = [*OPENED, *FOLDER_GATES, *PROOFS, "decoding"]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from builders import open_target
+from builders import open_target, proven
 from command import draftline_here
 from draftline.decode.chain import Limits, Sampler, decode_plain, decode_speculative
 from draftline.decode.models import CachedTarget
@@ -21,7 +21,6 @@ from draftline.evaluate.evaluation import load_drafter
 from draftline.export.folder import read_drafter
 from draftline.target.capture import FeatureCapture
 from draftline.target.load import Target
-from draftline.target.parts import prove_parts, prove_stream
 from family_models import DEPTH, FAMILIES, GEMMA_ROPE, HALF_ROPE, LLAMA3_ROPE, ROPE, VOCABULARY, save_family
 from runs import write_recipe
 
@@ -83,8 +82,8 @@ def test_trained_exported_and_decoded(family: Family) -> None:
 
 def test_parts_and_cache_are_proven(family: Family) -> None:
     target, (ids,) = family.target, texts(1, seed=1, shortest=14)
-    assert prove_parts(target.model, target.parts, torch.tensor([ids])) < 1e-5
-    assert prove_stream(target.parts, torch.tensor([ids])) == DEPTH
+    assert len(target.parts.layers) == DEPTH
+    assert proven(target, ids) < 1e-5
     assert prove_cache(target, ids) < 1e-4
 
 

@@ -70,15 +70,19 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "nanochat": (
         lambda: hf.NanoChatForCausalLM(hf.NanoChatConfig(**BASE, **ROPE)),
-        "target NanoChatModel: expected its first layer to receive",
+        "gate 'embedding': target NanoChatModel: expected its first layer to receive",
     ),
 }
+OTHER_LOGITS = (
+    "gate 'head': target OddForCausalLM: expected its own logits from head(final-normed state), no bias, scale 1, "
+    "no soft-cap, within 0.0001"
+)
 ODD = {
-    "deltas": "target OddModel: expected layer 1 to receive the output of layer 0, found another one",
+    "deltas": "gate 'stream': target OddModel: expected layer 1 to receive the output of layer 0, found another one",
     "loop": "target class OddModel: expected each of 4 layers to run once, on one tensor, found 8 runs",
-    "projection": "target OddModel: expected its first layer to receive",
-    "two sources": "target OddForCausalLM: head(final-normed state), no bias, scale 1, no soft-cap, differs from",
-    "hidden scale": "target OddForCausalLM: head(final-normed state), no bias, scale 1, no soft-cap, differs from",
+    "projection": "gate 'embedding': target OddModel: expected its first layer to receive",
+    "two sources": OTHER_LOGITS,
+    "hidden scale": OTHER_LOGITS,
     "forgetful": "target OddForCausalLM: expected after rejected drafts the logits of a forward without cache",
 }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from builders import open_target, save_target, spec_for
+from builders import open_target, proven, save_target, spec_for
 from command import Done, draftline_here
 from drafter_samples import random_drafter
 from draftline.config import TargetSection
@@ -18,7 +18,6 @@ from draftline.evaluate.evaluation import load_drafter
 from draftline.export.folder import read_drafter, read_spec
 from draftline.export.reference import write_reference
 from draftline.target.frame import load_frame
-from draftline.target.parts import prove_parts
 from family_models import FAMILIES, OTHERS, save_family
 from runs import write_recipe
 
@@ -65,7 +64,7 @@ def test_a_target_in_bfloat16(family: str, tmp_path: Path) -> None:
     done = trained(family, tmp_path, "target.dtype=bfloat16")
     assert done.code == 0, done.err
     target = open_target(tmp_path / "target", dtype="bfloat16")
-    assert prove_parts(target.model, target.parts, torch.arange(5, 19)[None]) < 1e-2
+    assert proven(target, list(range(5, 19))) < 1e-2
     exact = {"granite": 6.0}.get(family, 1.0)
     assert target.parts.embedding_scale == pytest.approx(exact, rel=1e-3)
     assert read_drafter(tmp_path / "run" / "export")[1]["fc.weight"].dtype == torch.bfloat16

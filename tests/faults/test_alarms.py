@@ -20,6 +20,8 @@ from test_gates import answers_fed, forgetful_decoding
 from builders import open_target, save_target
 from command import draftline_here
 from draftline.drafter.step import DrafterStep, MicroStep
+from draftline.environment.compile_guard import CompileGuard
+from draftline.environment.switch_watch import SwitchWatch
 from draftline.errors import RunError
 from draftline.evaluate.check import answered, prompt_ids
 from draftline.monitor.alarms import TAU_LEAST_STEPS, WINDOW, Alarms, RunFacts
@@ -30,6 +32,7 @@ from draftline.records import StepReport
 from draftline.train.folder import open_run_folder
 from draftline.train.job import Job
 from draftline.train.loop import Loop
+from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.watch import Watch, documents_of_step
 from runs import write_recipe
 
@@ -45,7 +48,9 @@ def train_here(job: Job, home: Path, steps: int | None = None) -> tuple[list[Any
     ended = None
     with EventLog(folder.events) as log:
         watch = Watch(job, folder, log, Notices(console))
-        loop = Loop(job, folder, log, Progress("train", job.total_steps, console=console, every=1000), watch)
+        progress = Progress("train", job.total_steps, console=console, every=1000)
+        alarms = ProcessAlarms(SwitchWatch((), job.target.device), CompileGuard())
+        loop = Loop(job, folder, log, progress, None, watch, alarms)
         try:
             with loop.progress:
                 loop.run()

@@ -31,10 +31,9 @@ from draftline.train.job import Job
 
 Patch = pytest.MonkeyPatch
 GATES = [
-    "disk", "memory", "supervision", "loss mask", "template", "mask token", "taps", "features", "head", "cache",
-    "embedding",
-    "masters", "RoPE", "context", "anchor state", "own answers", "other blocks", "other documents", "labels",
-    "decoding logits", "trial step", "export",
+    "disk", "memory", "supervision", "loss mask", "template", "mask token", "stream", "taps", "features", "head",
+    "cache", "embedding", "masters", "RoPE", "context", "anchor state", "own answers", "other blocks",
+    "other documents", "labels", "decoding logits", "trial step", "export",
 ]  # fmt: skip
 SLIDING = {"layers": 2, "block_size": 4, "taps": [0, 2], "sliding_layers": [0, 1], "sliding_window": 6}
 
@@ -168,13 +167,16 @@ def attention(patch: Patch, kind: type[DenseAttention]) -> None:
     patch.setattr(step_module, "DenseAttention", kind)
 
 
-def sees(also: Callable[[DenseAttention, Any], Tensor]) -> Inject:
-    """A block that also sees what `also` says, as a mask [R, N, S]."""
+def sees(also: Callable[[Tensor, Any], Tensor]) -> Inject:
+    """A block that also sees what `also` says of the positions [S], as a mask [R, N, S]."""
 
     class Leaky(DenseAttention):
         def __init__(self, spec: Any, blocks: Any, context_length: int) -> None:
+            self.leak = (also(torch.arange(context_length), blocks) & blocks.keep[..., None])[:, :, None]
             super().__init__(spec, blocks, context_length)
-            self.context_mask = self.context_mask | (also(self, blocks) & blocks.keep[..., None])[:, :, None]
+
+        def visible_context(self, window: int | None) -> Tensor:
+            return super().visible_context(window) | self.leak
 
     def inject(job: Job, patch: Patch) -> Job:
         attention(patch, Leaky)
@@ -216,8 +218,11 @@ def answers_fed(job: Job, patch: Patch) -> Job:
 
 class ShortContext(DenseAttention):
     def __init__(self, spec: Any, blocks: Any, context_length: int) -> None:
+        self.nearer = (torch.arange(context_length) < blocks.anchor[..., None] - 1)[:, :, None]
         super().__init__(spec, blocks, context_length)
-        self.context_mask = self.context_mask & (self.p < blocks.anchor[..., None] - 1)[:, :, None]
+
+    def visible_context(self, window: int | None) -> Tensor:
+        return super().visible_context(window) & self.nearer
 
 
 def short_context(job: Job, patch: Patch) -> Job:
@@ -316,15 +321,15 @@ def moved_mask(by: int) -> Inject:
 
 
 class WideWindow(DenseAttention):
-    def visible_context(self, layer: int) -> Tensor:
-        return self.context_mask & (self.p >= self.slot_position[..., None] - self.spec.sliding_window)
+    def visible_context(self, window: int | None) -> Tensor:
+        return self.context_mask & (self.p >= self.slot_position[..., None] - window)
 
 
 class WindowFromAnchor(DenseAttention):
     """The same window for every slot, as if all stood at the anchor."""
 
-    def visible_context(self, layer: int) -> Tensor:
-        return self.context_mask & (self.p > self.slot_position[..., :1, None] - self.spec.sliding_window)
+    def visible_context(self, window: int | None) -> Tensor:
+        return self.context_mask & (self.p > self.slot_position[..., :1, None] - window)
 
 
 class BothWays(DenseAttention):
@@ -332,7 +337,7 @@ class BothWays(DenseAttention):
 
     def __init__(self, spec: Any, blocks: Any, context_length: int) -> None:
         super().__init__(spec, blocks, context_length)
-        self.causal_mask = torch.ones_like(self.causal_mask)
+        self.causal_bias = torch.zeros_like(self.causal_bias)
 
 
 def attends(kind: type[DenseAttention]) -> Inject:
@@ -373,10 +378,10 @@ FAULTS: list[tuple[str, str, Inject, str, str]] = [  # fault, job, injection, ga
     ("labels shifted", "clean", labels_shifted, "labels", "shifted by one"),
     ("teacher shifted", "clean", teacher_shifted, "labels", "shifted by one: these are the logits at a+k"),
     ("own answer visible", "clean", answers_fed, "own answers", "answers fed to the block"),
-    ("own answer in the context", "clean", sees(lambda own, b: own.p > b.anchor[..., None]), "own answers", "past a"),
-    ("anchor's state visible", "clean", sees(lambda own, b: own.p == b.anchor[..., None]), "anchor state", "p <= a"),
+    ("own answer in the context", "clean", sees(lambda p, b: p > b.anchor[..., None]), "own answers", "past a"),
+    ("anchor's state visible", "clean", sees(lambda p, b: p == b.anchor[..., None]), "anchor state", "p <= a"),
     ("cross-block leak", "clean", across_blocks, "other blocks", "across blocks"),
-    ("other documents", "clean", sees(lambda own, b: own.p < b.start[..., None]), "other documents", "own document"),
+    ("other documents", "clean", sees(lambda p, b: p < b.start[..., None]), "other documents", "own document"),
     ("context one short", "clean", short_context, "context", "one token short"),
     ("random head, tied", "clean", lambda job, patch: with_head(job), "head", "tied head that was not loaded"),
     ("random head, untied", "clean", untied_head, "head", "a head that was not loaded"),
@@ -422,7 +427,7 @@ def test_a_fault_is_stopped_by_its_gate(
 def test_a_target_that_is_not_finite(clean: Job, value: float, tmp_path: Path) -> None:
     with changed(clean.target.parts.layers[1].mlp.up_proj.weight, value):
         found = fly(clean, tmp_path)
-    assert found.gate == "taps" and "expected finite values" in found.said
+    assert found.gate == "stream" and "layer 1: expected finite values" in found.said
 
 
 LLAMA3 = (

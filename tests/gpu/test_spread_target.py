@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from builders import open_target
+from builders import open_target, proven
 from command import draftline_here
 from draftline.config import TargetSection
 from draftline.decode.chain import Limits, Sampler, decode_plain, decode_speculative
@@ -17,7 +17,6 @@ from draftline.evaluate.evaluation import load_drafter
 from draftline.export.folder import read_drafter
 from draftline.target.capture import FeatureCapture
 from draftline.target.load import load_target
-from draftline.target.parts import prove_parts
 from family_models import DEPTH, save_family
 from runs import write_recipe
 
@@ -33,7 +32,7 @@ def test_layers_on_two_devices(family: str, tmp_path: Path) -> None:
     spread = load_target(section, FIRST)
     assert {next(layer.parameters()).device.index for layer in spread.parts.layers} == {0, 1}
     ids = np.random.default_rng(0).integers(5, 19, 40)
-    assert prove_parts(spread.model, spread.parts, torch.tensor(ids[None], device=FIRST)) < 1e-4
+    assert proven(spread, ids.tolist()) < 1e-4
     assert prove_cache(spread, ids.tolist()) < 1e-4
     here, there = (
         FeatureCapture(target, tuple(range(DEPTH)), want_final=True).capture(ids, [(0, 25), (25, 15)])

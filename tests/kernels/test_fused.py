@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draftline.config import OptimSection
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep, fused_drafter
 from draftline.records import DrafterSpec, FeatureBatch, Head, PackedBatch
+from draftline.train.optimizer import Optimizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = [("ce", "exponential"), ("kl", "dpace"), ("tv", "exponential"), ("ce_target", "dpace")]
@@ -138,3 +140,20 @@ def test_a_second_micro_batch_adds_to_the_gradient_and_changed_masters_are_taken
                 parameter.mul_(1.1)
     (found, _), (expected, _) = run(step, batch), run(plain, batch)
     assert abs(found[0] - expected[0]) <= 1e-5 * expected[0]
+
+
+def test_training_goes_on_from_the_optimizers_weights() -> None:
+    """Six real optimizer steps on both paths: a working copy that is not renewed stays at its first loss."""
+    spec, loss = spec_of(), LossKind("ce", "exponential", 5.0, 0.5)
+    batch = random_batch(np.random.default_rng(4), 1, 60, spec)
+    losses = {}
+    for device, fused in ((DEVICE, True), ("cpu", False)):
+        step = random_step(spec, loss, device, torch.float32, fused)
+        optimizer = Optimizer(step.drafter, OptimSection(lr=0.01, warmup_share=0.0), total_steps=20)
+        losses[fused] = []
+        for _ in range(6):
+            (sums, _) = run(step, batch)
+            optimizer.finish(sums[1].float().to(device))
+            losses[fused].append(float(sums[0] / sums[1]))
+    assert losses[False][-1] < 0.9 * losses[False][0]
+    assert losses[True] == pytest.approx(losses[False], rel=1e-3)

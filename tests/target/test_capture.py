@@ -15,13 +15,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from builders import open_target, packed, qwen3_config, word_tokenizer
+from builders import open_target, packed, proven, qwen3_config, word_tokenizer
 from draftline.channel.store import FeatureStore
 from draftline.data.stream import RowStream
 from draftline.records import TokenRow
 from draftline.target.capture import FeatureCapture, document_spans, tapped
 from draftline.target.load import Target
-from draftline.target.parts import prove_parts
 
 SMALL = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -101,7 +100,7 @@ def test_head_of_the_final_state_is_the_targets_own_logits(target: Target) -> No
         logits = batch.final[0, at : at + len(ids)] @ target.parts.head.weight.T
         torch.testing.assert_close(logits, own, rtol=1e-4, atol=1e-4)
         at += len(ids)
-    assert prove_parts(target.model, target.parts, torch.tensor([parts[1]])) < 1e-5
+    assert proven(target, parts[1]) < 1e-5
 
 
 @pytest.mark.parametrize("per_forward", [16384, 40, 1], ids=["one forward", "two forwards", "one by one"])

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from builders import open_target, save_target, word_tokenizer
+from builders import open_target, proven, save_target, word_tokenizer
 from draftline.config import DrafterSection
 from draftline.errors import InputError
 from draftline.records import Head
 from draftline.target.derive import choose_mask_id, default_taps, derive_spec, free_ids
 from draftline.target.load import Target
-from draftline.target.parts import prove_parts
+from draftline.target.proofs import own_outputs, prove_head
 
 SECTION = DrafterSection(layers=2, block_size=8)
 
@@ -155,35 +155,27 @@ def test_the_known_id_of_a_family_is_taken_where_it_is_free(target: Target, monk
     assert choose_mask_id(None, target) == 19
 
 
-def test_a_tied_head_is_the_embedding(target: Target, tmp_path) -> None:
+def test_a_tied_head_is_the_embedding(target: Target, tmp_path, monkeypatch) -> None:
     """CASES 6: no head tensor in the file; the head is the embedding, proven by logits; another is refused."""
     saved = load_file(save_target(tmp_path) / "model.safetensors")
     assert "lm_head.weight" not in saved
     assert torch.equal(target.parts.head.weight, saved["model.embed_tokens.weight"])
-    ids = torch.arange(5, 25)[None]
-    assert prove_parts(target.model, target.parts, ids) < 1e-5
+    ids = list(range(5, 25))
+    assert proven(target, ids) < 1e-5
+    own = own_outputs(target, ids)
+    with pytest.raises(InputError, match=r"expected its own logits .*\n.*the final norm is missing"):
+        prove_head(target, own, own.layers[-1])
     noise = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
-    wrong = Head(target.parts.head.weight + 0.01 * noise)
-    with pytest.raises(InputError, match="differs from the model's own logits"):
-        prove_parts(target.model, replace(target.parts, head=wrong), ids)
-    with pytest.raises(InputError, match="differs from the model's own logits"):
-        prove_parts(target.model, replace(target.parts, decoder=Unnormed(target.parts.decoder)), ids)
-    broken = Head(torch.full_like(wrong.weight, float("nan")))
-    with pytest.raises(InputError, match="differs from the model's own logits by nan"):
-        prove_parts(target.model, replace(target.parts, head=broken), ids)
+    wrong = with_head(target, Head(target.parts.head.weight + 0.01 * noise))
+    with pytest.raises(InputError, match=r"which the config ties .*\n.*a tied head that was not loaded"):
+        prove_head(wrong, own)
+    monkeypatch.setattr(target.model.config, "tie_word_embeddings", False)
+    with pytest.raises(InputError, match=r"expected its own logits .* no bias, scale 1, no soft-cap, within 0.0001"):
+        prove_head(wrong, own)
+    broken = with_head(wrong, Head(torch.full((32, 32), float("nan"))))
+    with pytest.raises(InputError, match="found a relative difference of nan"):
+        prove_head(broken, own)
 
 
-class Unnormed(nn.Module):
-    """A decoder whose last state is taken before the final norm."""
-
-    def __init__(self, decoder: nn.Module) -> None:
-        super().__init__()
-        self.decoder = decoder
-
-    def forward(self, **inputs):
-        kept: list[torch.Tensor] = []
-        handle = self.decoder.norm.register_forward_pre_hook(lambda _m, args: kept.append(args[0]))
-        output = self.decoder(**inputs)
-        handle.remove()
-        output.last_hidden_state = kept[0]
-        return output
+def with_head(target: Target, head: Head) -> Target:
+    return replace(target, parts=replace(target.parts, head=head))

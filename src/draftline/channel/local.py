@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from draftline.monitor.phases import Phase, PhaseClock
 from draftline.records import FeatureBatch, PackedBatch
 
 
@@ -12,14 +13,23 @@ class LocalChannel:
     host waits for the step before it. Holds at most one batch.
     """
 
-    def __init__(self, source: Callable[[int], PackedBatch], capture: Callable[[PackedBatch], FeatureBatch]) -> None:
+    def __init__(
+        self,
+        source: Callable[[int], PackedBatch],
+        capture: Callable[[PackedBatch], FeatureBatch],
+        clock: PhaseClock,
+        capturing: Phase = "capture",
+    ) -> None:
+        """capturing: what `capture` counts as; "data" where it reads files."""
         self.source = source
         self.capture = capture
+        self.clock = clock
+        self.capturing: Phase = capturing
         self.ahead: FeatureBatch | None = None
 
     def prefetch(self, index: int) -> None:
         """Capture batch `index` now."""
-        self.ahead = self.capture(self.source(index))
+        self.ahead = self.captured(index)
 
     def close(self) -> None:
         self.ahead = None
@@ -29,4 +39,10 @@ class LocalChannel:
         batch, self.ahead = self.ahead, None
         if batch is not None and batch.packed.index == index:
             return batch
-        return self.capture(self.source(index))
+        return self.captured(index)
+
+    def captured(self, index: int) -> FeatureBatch:
+        with self.clock.phase("data"):
+            packed = self.source(index)
+        with self.clock.phase(self.capturing):
+            return self.capture(packed)

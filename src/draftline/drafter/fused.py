@@ -48,11 +48,16 @@ class Matrix:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over masters that changed since the last time; torch counts every change of a tensor."""
+        """Take over masters that changed since the last time, by their version: torch counts changes of a tensor, the
+        optimizer its own (a fused one changes tensors uncounted)."""
         versions = [master._version for master in self.masters]
         if versions != self.versions:
             torch._foreach_copy_(list(self.copy.split(self.rows)), [master.data for master in self.masters])
             self.versions = versions
+
+    def is_current(self) -> bool:
+        parts = zip(self.copy.split(self.rows), self.masters, strict=True)
+        return all(torch.equal(part, master.to(part.dtype)) for part, master in parts)
 
     def add_gradient(self, dy: Tensor, x: Tensor) -> None:
         """grad += dy^T x in fp32. dy [M, rows of the stack], x [M, width]."""
@@ -145,9 +150,18 @@ class FusedDrafter:
         self.tiling = tilings(self.spec.head_dim, dtype)
         self.kinds = [(self.spec.window(i), self.spec.causal(i)) for i in range(self.spec.num_hidden_layers)]
 
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return (self.fc, *(matrix for layer in self.layers for matrix in layer.matrices))
+
     def refresh(self) -> None:
-        for matrix in (self.fc, *(matrix for layer in self.layers for matrix in layer.matrices)):
+        for matrix in self.matrices:
             matrix.refresh()
+
+    def stale(self) -> int:
+        """Products that the next forward would compute on other weights than the masters: 0, or something is wrong."""
+        self.refresh()
+        return sum(not matrix.is_current() for matrix in self.matrices)
 
     def place(self, blocks: Blocks, position: Tensor) -> Place:
         """From anchors and context positions int64 [R, S], both on the device."""

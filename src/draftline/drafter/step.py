@@ -14,6 +14,7 @@ from draftline.drafter.anchors import Blocks, SlotTargets, sample_blocks, slot_t
 from draftline.drafter.attention import DenseAttention
 from draftline.drafter.losses import LossKind, SlotOutcome, head_loss
 from draftline.drafter.model import Drafter
+from draftline.monitor.phases import PhaseClock
 from draftline.records import FeatureBatch, Head
 
 if TYPE_CHECKING:
@@ -65,14 +66,17 @@ class DrafterStep:
         self.anchors = anchors
         self.seed = seed
         self.fused = fused_drafter(drafter, head.weight.dtype) if head.weight.is_cuda else None
+        self.clock = PhaseClock(head.weight.device)
 
     def forward_backward(self, batch: FeatureBatch) -> MicroStep:
         """Adds the gradient of the *undivided* loss sum to the parameters' grads."""
-        blocks = sample_blocks(batch.packed, self.anchors, self.seed)
-        if self.fused is not None:
-            return self.fused_pass(batch, place(batch, blocks, self.drafter.spec.block_size), self.fused)
-        loss_sum, micro = self.forward(batch, blocks)
-        loss_sum.backward()
+        with self.clock.phase("forward"):
+            blocks = sample_blocks(batch.packed, self.anchors, self.seed)
+            if self.fused is not None:
+                return self.fused_pass(batch, place(batch, blocks, self.drafter.spec.block_size), self.fused)
+            loss_sum, micro = self.forward(batch, blocks)
+        with self.clock.phase("backward"):
+            loss_sum.backward()
         return micro
 
     def measure(self, batch: FeatureBatch) -> MicroStep:
@@ -100,7 +104,8 @@ class DrafterStep:
             hidden.unflatten(0, (-1, self.drafter.spec.block_size)), self.head, placed.slots.label.flatten(0, 1),
             placed.slots.supervised.flatten(0, 1), self.teacher(batch, placed), self.loss, placed.kept,
         )  # fmt: skip
-        fused.backward(done.hidden.flatten(0, 1), tape, where)
+        with self.clock.phase("backward"):
+            fused.backward(done.hidden.flatten(0, 1), tape, where)
         return placed.tally(done.loss_sum, done.weight_sum, done.outcome)
 
     def teacher(self, batch: FeatureBatch, placed: Placed) -> Tensor | None:

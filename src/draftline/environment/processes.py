@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftline.environment import variables
+
+EXCEPTION = re.compile(r"[\w.]+: \S")  # "RuntimeError: what", which torch follows up with hints
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,14 @@ class Ended:
 
     @property
     def last_words(self) -> str:
-        """Why it failed: the error at the end of its standard error (what follows it is indented), or its signal."""
+        """Why it failed: the last exception that its standard error names, else the last line, or its signal."""
         if self.code is None:
             return "it did not end in time"
         if self.code < 0:
             return f"it was killed by signal {-self.code}"
-        lines = [line for line in self.err.splitlines() if line[:1].strip()]
-        return lines[-1].strip()[:300] if lines else f"exit code {self.code}"
+        lines = [line for line in self.err.splitlines() if line.strip()]
+        named = [line for line in lines if EXCEPTION.match(line)]
+        return (named or lines or [f"exit code {self.code}"])[-1].strip()[:300]
 
 
 def run_together(

@@ -20,8 +20,7 @@ from draftline.export.provenance import PROVENANCE_NAME, read_provenance
 from draftline.records import DrafterSpec, FeatureBatch
 from draftline.target.derive import choose_mask_id
 from draftline.target.load import Target
-from draftline.target.parts import LOGIT_TOLERANCE
-from draftline.target.proofs import check_finite, check_values, judged, own_outputs
+from draftline.target.proofs import check_finite, check_values, judged, own_outputs, prove_embedding
 
 
 def prove_tensors(tensors: Mapping[str, Tensor]) -> int:
@@ -76,25 +75,16 @@ def logits_of(target: Target, states: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def prove_embedding(target: Target, step: DrafterStep) -> float:
-    """What the drafter's slots begin with is what the target's first layer receives, scale included (SPEC 2): anchors
-    and the mask token. Returns the largest relative difference of a token."""
+def prove_slots(target: Target, step: DrafterStep) -> float:
+    """The step's anchors and mask token are embedded as the target's first layer receives them (`prove_embedding`)."""
     mask_id = step.drafter.spec.mask_token_id
     ids = sorted({mask_id, *target.stop_ids, *range(0, target.parts.vocab_size, 1 + target.parts.vocab_size // 16)})
-    given = own_outputs(target, ids).first_input
+    received = own_outputs(target, ids).first_input
     anchor = torch.arange(len(ids), device=target.device)[None]  # a block at every token
     blocks = Blocks(anchor, torch.zeros_like(anchor), torch.ones_like(anchor, dtype=torch.bool))
-    slots = step.slot_embeds(torch.tensor([ids], device=target.device), blocks, given.dtype)[0]  # [n, B, d]
-    found = torch.cat([slots[:, 0], slots[:1, 1]])
-    error = judged(target, found.float(), torch.cat([given, given[ids.index(mask_id)][None]]).float())
-    if not error <= LOGIT_TOLERANCE[target.dtype]:
-        scale = float(given.float().norm() / slots[:, 0].float().norm().clamp(min=1e-30))
-        raise InputError(
-            f"expected the drafter's embeddings to be the first layer's input, found a relative difference of "
-            f"{error:.2g}",
-            f"likely an embedding scale that is missing: the target's are {scale:.3g} times as long",
-        )
-    return error
+    slots = step.slot_embeds(torch.tensor([ids], device=target.device), blocks, received.dtype)[0]  # [n, B, d]
+    embedded = torch.cat([slots[:, 0], slots[:1, 1]])
+    return prove_embedding(target, torch.cat([received, received[ids.index(mask_id)][None]]), embedded)
 
 
 def prove_decoding_logits(target: Target, step: DrafterStep, batch: FeatureBatch) -> float:

@@ -16,7 +16,7 @@ from draftline.decode.proofs import prove_cache
 from draftline.drafter.step import DrafterStep
 from draftline.evaluate.gates import Gate, relative_figure
 from draftline.evaluate.labels import prove_labels
-from draftline.evaluate.proofs import prove_decoding_logits, prove_embedding, prove_mask
+from draftline.evaluate.proofs import prove_decoding_logits, prove_mask, prove_slots
 from draftline.evaluate.rotary import prove_rope
 from draftline.evaluate.sight import Sight
 from draftline.evaluate.window import prove_window
@@ -30,6 +30,7 @@ from draftline.target.proofs import (
     own_outputs,
     prove_features,
     prove_head,
+    prove_stream,
     prove_taps,
 )
 
@@ -92,15 +93,16 @@ def target_gates(subject: Subject) -> Iterator[Gate[Any]]:
     yield Gate("mask token", lambda: prove_mask(subject.spec, target))
     if not target.has_layers:  # features from files, proven when they were made; nothing can be run beside them
         return
+    yield Gate("stream", lambda: prove_stream(target, subject.own[0]), "{} layers, each from the one before".format)
     yield Gate("taps", lambda: prove_taps(target, taps, subject.alone[0], subject.own[0]), relative_figure)
     yield Gate(
         "features",
         lambda: prove_features(target, taps, subject.documents, subject.alone, subject.own),
         relative_figure,
     )
-    yield Gate("head", lambda: prove_head(target, subject.documents[0], subject.own[0]), relative_figure)
+    yield Gate("head", lambda: prove_head(target, subject.own[0], subject.documents[0].final), relative_figure)
     yield Gate("cache", lambda: prove_cache(target, subject.documents[-1].ids), relative_figure)
-    yield Gate("embedding", lambda: prove_embedding(target, subject.step), relative_figure)
+    yield Gate("embedding", lambda: prove_slots(target, subject.step), relative_figure)
 
 
 def drafter_gates(subject: Subject) -> Iterator[Gate[Any]]:

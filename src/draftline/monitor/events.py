@@ -1,14 +1,17 @@
 """The event log of a run: an append-only JSONL file, the one source for curves, reports and status.
 
-One line is one event: {"v": 1, "t": unix seconds, "rank": 0, "kind": "step", ...the event's own fields}. A value that
+One line is one event: {"v": 2, "t": unix seconds, "rank": 0, "kind": "step", ...the event's own fields}. A value that
 is not finite is written as Python's json writes it (NaN, Infinity): a diverged loss is evidence, not an error here.
+Every rank writes a file of its own (`log_path`); docs/EVENTS.md says what each kind holds.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -16,9 +19,9 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from draftline.errors import InputError, RunError
-from draftline.records import EvalReport, StepReport
+from draftline.records import EvalReport, StepReport, Verdict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,9 @@ class RunStarted:
 
     recipe: dict[str, Any]
     fingerprint: dict[str, str]
+    total_steps: int
     resumed_from_step: int | None = None
+    best_tokens_per_s: float | None = None  # of this recipe's earlier runs on this kind of device
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +83,76 @@ class RunEnded:
     reason: str = ""
 
 
-Event = RunStarted | Derived | Preflight | Step | Evaluation | CheckpointWritten | Alarm | RunEnded
+Role = Literal["colocated", "target", "drafter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Where one step's time went on one rank; a target rank's step is what it captured for one optimizer step."""
+
+    step: int
+    role: Role
+    seconds: float  # from the end of this rank's step before it to the end of this one
+    phases: dict[str, float]  # seconds by name (phases.PHASES); what they leave of `seconds` is the loop's own
+    tokens: int  # target tokens that this rank took in the step, padding not counted
+    queue_used_bytes: int  # features waiting in this rank's channel when the step ended
+    queue_limit_bytes: int  # 0 where this rank has no queue
+    graphs: int  # compiled graphs of this process so far
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    utilisation: float  # 0..1, NVML's: share of the last moments in which a kernel ran
+    memory_used_bytes: int  # of the whole GPU, whoever holds it
+    memory_total_bytes: int
+    clock_mhz: int
+    max_clock_mhz: int
+    power_w: float
+    throttle_reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """One look at a rank from a thread beside its work: also the sign that its process lives."""
+
+    device: str
+    step: int
+    phase: str
+    phase_since_s: float  # unix time
+    busy_share: float  # share of the time in which the busiest thread ran or waited for a core
+    cpu_wait_share: float  # the part of it that waited: other processes had the cores
+    rss_bytes: int
+    allocated_bytes: int  # held by torch on the GPU; 0 on a CPU
+    gpu: GpuSample | None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The verdicts of one window, written when they change."""
+
+    verdicts: tuple[Verdict, ...]
+
+
+Event = (
+    RunStarted | Derived | Preflight | Step | Phases | Resources | Health | Evaluation | CheckpointWritten | Alarm
+    | RunEnded
+)  # fmt: skip
 
 KIND_OF: dict[type[Event], str] = {
     RunStarted: "run_started",
     Derived: "derived",
     Preflight: "preflight",
     Step: "step",
+    Phases: "phases",
+    Resources: "resources",
+    Health: "health",
     Evaluation: "evaluation",
     CheckpointWritten: "checkpoint_written",
     Alarm: "alarm",
     RunEnded: "run_ended",
 }
 EVENT_OF = {kind: event for event, kind in KIND_OF.items()}
+RECORD_OF: dict[str, type[Any]] = EVENT_OF | {"step": StepReport, "evaluation": EvalReport}  # what a line's body holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +170,24 @@ class EventHistory:
     torn: str | None
 
 
+def log_path(run: Path, rank: int) -> Path:
+    """events.jsonl for rank 0, events-rank3.jsonl for rank 3."""
+    return run / ("events.jsonl" if rank == 0 else f"events-rank{rank}.jsonl")
+
+
 class EventLog:
-    """Writes one run's events; each line is handed to the system whole before `write` returns.
+    """Writes one rank's events; each line is handed to the system whole before `write` returns, so that two threads may
+    write. What `listeners` are given is what was written.
 
     An existing file is continued. If its last line is torn, that line is cut off and recorded as an alarm, since a
     fragment in the middle would make the file unreadable.
     """
 
-    def __init__(self, path: Path, rank: int = 0) -> None:
+    def __init__(self, path: Path, rank: int = 0, listeners: Sequence[Callable[[LoggedEvent], None]] = ()) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.rank = rank
+        self.listeners = listeners
         torn = cut_torn_line(path)
         self._file = path.open("ab", buffering=0)
         if torn is not None:
@@ -127,13 +196,16 @@ class EventLog:
 
     def write(self, event: Event) -> None:
         """Raises RunError where the disk refuses; what it took of the line is cut off when the log is next opened."""
-        line = encode(LoggedEvent(time.time(), self.rank, event)).encode() + b"\n"
+        logged = LoggedEvent(time.time(), self.rank, event)
+        line = encode(logged).encode() + b"\n"
         try:
             taken = self._file.write(line)
         except OSError as error:
             raise RunError(f"event log {self.path}: {error.strerror}", "free space and go on with --resume") from error
         if taken != len(line):
             raise RunError(f"event log {self.path}: the disk is full", "free space and go on with --resume")
+        for listener in self.listeners:
+            listener(logged)
 
     def close(self) -> None:
         self._file.close()
@@ -186,25 +258,29 @@ def decode(line: str, where: str) -> LoggedEvent:
 
 
 def decode_body(kind: str, body: dict[str, Any], where: str) -> Event:
-    if kind == "step":
-        return Step(parse(StepReport, body, where))
-    if kind == "evaluation":
-        return Evaluation(parse(EvalReport, body, where))
-    event: Event = parse(EVENT_OF[kind], body, where)
+    record = parse(kind, body, where)
+    if isinstance(record, StepReport):
+        return Step(record)
+    event: Event = Evaluation(record) if isinstance(record, EvalReport) else record
     return event
 
 
-def parse(record: type[Any], body: dict[str, Any], where: str) -> Any:
-    """Build a record from JSON values with their types checked; no field may be left over."""
-    unknown = sorted(set(body) - {field.name for field in fields(record)})
+def parse(kind: str, body: dict[str, Any], where: str) -> Any:
+    """Build a kind's record from JSON values with their types checked; no field may be left over."""
+    unknown = sorted(set(body) - {field.name for field in fields(RECORD_OF[kind])})
     if unknown:
         raise InputError(f"{where}: unknown field {', '.join(unknown)}")
     try:
-        return TypeAdapter(record).validate_json(json.dumps(body), strict=True)
+        return adapter(kind).validate_json(json.dumps(body), strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(str(part) for part in problem["loc"])
         raise InputError(f"{where}: field {field}: {problem['msg']}, got {problem['input']!r}") from error
+
+
+@cache
+def adapter(kind: str) -> TypeAdapter[Any]:
+    return TypeAdapter(RECORD_OF[kind])
 
 
 def cut_torn_line(path: Path) -> str | None:

@@ -81,16 +81,18 @@ def rich_table(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
 def short_count(value: float) -> str:
     """A count in three figures: 950, 12.3K, 4.56M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if value >= limit:
+        if value >= limit * 0.9995:  # what three figures round up to the limit
             return f"{value / limit:.3g}{unit}"
     return f"{value:.3g}"
 
 
 def short_duration(seconds: float) -> str:
-    """A time as people say it: 42s, 3m05s, 2h07m."""
+    """A time as people say it: 42s, 3m05s, 2h07m, 37d 4h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600}h"

@@ -1,4 +1,4 @@
-"""Finding a target's parts through its own accessors, and proving them instead of trusting names (SPEC 1, 9)."""
+"""Finding a target's parts through its own accessors (SPEC 1); `proofs.py` proves what is found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftline.records import Head
 
 LOGIT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # relative to the largest logit
 PLAIN_SCALE = 1e-3  # a measured embedding scale this close to 1 is 1: none is meant to be, and rounding stays below
-# How configs spell what follows the head's matrix product. What they do not spell, prove_head notices.
+# How configs spell what follows the head's matrix product. What they do not spell, `proofs.prove_head` notices.
 SOFT_CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap")
 SCALE_KEYS = ("logit_scale", "lm_head_multiplier")
 DIVISOR_KEYS = ("logits_scaling",)
@@ -114,7 +114,7 @@ def find_layers(name: str, decoder: nn.Module, config: Any) -> tuple[nn.Module, 
 
 @dataclass(frozen=True)
 class Passage:
-    """What passed between the parts in one forward of the decoder, [R, S, d] each, all on one device."""
+    """What passed between the parts in one forward, [R, S, d] each, all on one device."""
 
     inputs: list[Tensor]  # what each layer received
     outputs: list[Tensor]  # what it gave
@@ -123,10 +123,12 @@ class Passage:
 
 
 @torch.no_grad()
-def watch(decoder: nn.Module, layers: nn.ModuleList, ids: Tensor) -> Passage:
-    """One forward over ids [R, S]. Raises InputError where a layer does not run once, from one tensor to another."""
-    received: list[Any] = []
-    given: list[Any] = []
+def watch(model: nn.Module, decoder: nn.Module, layers: nn.ModuleList, ids: Tensor) -> tuple[Passage, Any]:
+    """One forward of `model`, the decoder itself or what contains it, over ids [R, S]; and what that forward gave.
+
+    Raises InputError where decoder and layers do not run once each, from one tensor to another.
+    """
+    received, given, ends = list[Any](), list[Any](), list[Any]()
     around: list[tuple[Tensor, Tensor]] = []
 
     def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -142,18 +144,21 @@ def watch(decoder: nn.Module, layers: nn.ModuleList, ids: Tensor) -> Passage:
     handles = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
     handles += [layer.register_forward_hook(after) for layer in layers]
     handles += [child.register_forward_hook(beside) for child in decoder.children() if child is not layers]
+    handles.append(decoder.register_forward_hook(lambda _module, _args, output: ends.append(output)))
     try:
-        final = decoder(input_ids=ids, use_cache=False).last_hidden_state.to(ids.device)
+        output = model(input_ids=ids, use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
-    if len(received) != len(layers) or not all(isinstance(state, Tensor) for state in received):
+    if len(ends) != 1 or len(received) != len(layers) or not all(isinstance(state, Tensor) for state in received):
         raise InputError(
             f"target class {type(decoder).__name__}: expected each of {len(layers)} layers to run once, on one tensor, "
-            f"found {len(received)} runs",
+            f"found {len(received)} runs of them and {len(ends)} of the decoder",
             not_supported(),
         )
-    return Passage([state.to(ids.device) for state in received], [g.to(ids.device) for g in given], around, final)
+    final = ends[0].last_hidden_state.to(ids.device)
+    inputs, outputs = ([state.to(ids.device) for state in side] for side in (received, given))
+    return Passage(inputs, outputs, around, final), output
 
 
 def layer_state(layer: nn.Module, output: Any) -> Tensor:
@@ -171,11 +176,11 @@ def layer_state(layer: nn.Module, output: Any) -> Tensor:
 def measured_scale(decoder: nn.Module, layers: nn.ModuleList, embedding: Any) -> float:
     """The factor between the embedding and what the first layer receives, by least squares over a few tokens.
 
-    Granite's decoder multiplies, Gemma's embedding does so itself, most do not. prove_embedding proves that nothing
-    else happens in between.
+    Granite's decoder multiplies, Gemma's embedding does so itself, most do not. `proofs.prove_embedding` proves that
+    nothing else happens in between.
     """
     ids = torch.arange(min(16, embedding.weight.shape[0]), device=embedding.weight.device)[None]
-    passage = watch(decoder, layers, ids)
+    passage, _ = watch(decoder, decoder, layers, ids)
     # a frame (frame.py) has no layers: its final norm receives what the first of them would
     first = passage.inputs or [given for given, out in passage.around if torch.equal(out, passage.final)]
     if not first:
@@ -191,83 +196,3 @@ def measured_scale(decoder: nn.Module, layers: nn.ModuleList, embedding: Any) ->
         )
     scale = float((received * embedded).sum() / embedded.square().sum())
     return 1.0 if abs(scale - 1) < PLAIN_SCALE else scale
-
-
-def prove_parts(model: Any, parts: TargetParts, ids: Tensor) -> float:
-    """Head, embedding and stream on ids [R, S]; the larger of the two errors. Raises InputError as they do."""
-    error = max(prove_head(model, parts, ids), prove_embedding(parts, ids))
-    prove_stream(parts, ids)
-    return error
-
-
-@torch.no_grad()
-def prove_head(model: Any, parts: TargetParts, ids: Tensor) -> float:
-    """Largest |head(final state) - the model's own logits|, relative to the largest logit, on ids [R, S].
-
-    Raises InputError above the tolerance of the model's dtype: a wrong head (an untied one where the weights are tied,
-    say), a logit scale or soft-cap that the config does not spell, or a decoder that does not end in its final norm.
-    """
-    expected = model(input_ids=ids, use_cache=False).logits.float().to(ids.device)
-    final = parts.decoder(input_ids=ids, use_cache=False).last_hidden_state
-    found = parts.head.logits(final.to(ids.device)).float()
-    if found.shape != expected.shape:
-        raise InputError(
-            f"target {type(model).__name__}: expected logits {list(found.shape)}, found {list(expected.shape)}",
-            "such a target is not supported",
-        )
-    error = float((found - expected).abs().max() / expected.abs().max())
-    limit = LOGIT_TOLERANCE[parts.head.weight.dtype]
-    if not error <= limit:
-        raise InputError(
-            f"target {type(model).__name__}: head(final-normed state), {head_text(parts.head)}, differs from the "
-            f"model's own logits by {error:.2g} of the largest logit (limit {limit:g})",
-            "likely a logit scale or soft-cap that the config does not name, logits made of something else than the "
-            "final state, or a tied head that was not loaded; such a target is not supported",
-        )
-    return error
-
-
-def head_text(head: Head) -> str:
-    cap = "no soft-cap" if head.soft_cap is None else f"soft-cap {head.soft_cap:g}"
-    return f"{'no bias' if head.bias is None else 'with bias'}, scale {head.scale:g}, {cap}"
-
-
-@torch.no_grad()
-def prove_embedding(parts: TargetParts, ids: Tensor) -> float:
-    """Largest |scaled embedding - what the first layer receives|, relative to the largest value, on ids [R, S].
-
-    Raises InputError above the tolerance: position embeddings, a norm or a projection before the first layer. A
-    drafter's slots start from the embedding alone.
-    """
-    received = watch(parts.decoder, parts.layers, ids).inputs[0].float()
-    error = float((parts.embed(ids).float() - received).abs().max() / received.abs().max())
-    limit = LOGIT_TOLERANCE[parts.head.weight.dtype]
-    if not error <= limit:
-        raise InputError(
-            f"target {type(parts.decoder).__name__}: expected its first layer to receive {parts.embedding_scale:g} x "
-            f"the embedding, found a difference of {error:.2g} of the largest value (limit {limit:g})",
-            "likely position embeddings, a norm or a projection before the first layer; such a target is not supported",
-        )
-    return error
-
-
-def prove_stream(parts: TargetParts, ids: Tensor) -> int:
-    """Each layer receives what the one before it gave, and the final norm what the last one gave. The number of layers.
-
-    Otherwise a layer's output is not the residual stream, and a tap of it holds a part of what the target knows.
-    """
-    passage, name = watch(parts.decoder, parts.layers, ids), type(parts.decoder).__name__
-    for layer, (given, received) in enumerate(zip(passage.outputs[:-1], passage.inputs[1:], strict=True)):
-        if not torch.equal(given, received):
-            raise InputError(
-                f"target {name}: expected layer {layer + 1} to receive the output of layer {layer}, found another one",
-                "likely a residual stream kept beside the layers or mixed between them; such a target is not supported",
-            )
-    last = passage.outputs[-1]
-    if not any(torch.equal(given, last) and torch.equal(out, passage.final) for given, out in passage.around):
-        raise InputError(
-            f"target {name}: expected one module, the final norm, between the last layer's output and the last state, "
-            "found none",
-            "likely a norm inside the last layer, or more than a norm after it; such a target is not supported",
-        )
-    return len(parts.layers)

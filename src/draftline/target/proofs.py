@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftline.errors import InputError
-from draftline.records import FeatureBatch
+from draftline.records import FeatureBatch, Head
 from draftline.target.capture import document_spans
 from draftline.target.derive import stated
 from draftline.target.load import Target
-from draftline.target.parts import LOGIT_TOLERANCE
+from draftline.target.parts import LOGIT_TOLERANCE, Passage, watch
 
 # A batch of another shape takes other kernels: in bfloat16 a token's features differ by some per cent then, and a
 # mixture of experts may route a few tokens elsewhere. So nine tokens of ten are judged there, and all of them in
@@ -51,55 +51,60 @@ def documents_of(batch: FeatureBatch, hidden_size: int, at_most: int, longest: i
 
 @dataclass(frozen=True)
 class OwnOutputs:
-    """What the target itself says about one document, by one forward of its own."""
+    """What the target itself says about one document, by one forward of its own.
 
-    layers: list[Tensor]  # [T, d] each: the raw output of every layer
-    normed: Tensor  # [T, d] the decoder's last state, after its final norm
-    first_input: Tensor  # [T, d] what the first layer receives
+    A layer's output is seen from the receiving side, as the next one's input: so neither the hooks of capture nor the
+    `hidden_states` tuple, whose last entry is normed, have a say in it.
+    """
+
+    passage: Passage  # a batch of one
     logits: Tensor  # [T, V]
 
+    @cached_property
+    def layers(self) -> list[Tensor]:
+        """[T, d] each: the raw output of every layer."""
+        return [state[0] for state in (*self.passage.inputs[1:], self.passage.outputs[-1])]
 
-@torch.no_grad()
+    @property
+    def normed(self) -> Tensor:
+        """[T, d] the decoder's last state, after its final norm."""
+        return self.passage.final[0]
+
+    @property
+    def first_input(self) -> Tensor:
+        """[T, d] what the first layer receives."""
+        return self.passage.inputs[0][0]
+
+
 def own_outputs(target: Target, ids: Sequence[int]) -> OwnOutputs:
-    """What each layer hands to the next, seen from the receiving side: the next layer's input, and the final norm's.
+    """Raises InputError where the model does not run its decoder and each of its layers once."""
+    row = torch.tensor([list(ids)], device=target.device)
+    passage, output = watch(target.model, target.parts.decoder, target.parts.layers, row)
+    return OwnOutputs(passage, output.logits[0].float().to(target.device))
 
-    So neither the hooks of capture nor the `hidden_states` tuple, whose last entry is normed, have a say in it.
+
+def prove_stream(target: Target, own: OwnOutputs) -> int:
+    """Each layer receives what the one before it gave, and the final norm what the last one gave. The number of layers.
+
+    Otherwise a layer's output is not the residual stream, and a tap of it holds a part of what the target knows.
     """
-    decoder, layers = target.parts.decoder, target.parts.layers
-    given, children, ends = list[Tensor](), list[tuple[Tensor, Tensor]](), list[Any]()
-
-    def before_layer(_module: nn.Module, args: Any, kwargs: Any) -> None:
-        given.append(args[0] if args else kwargs["hidden_states"])
-
-    def after_child(_module: nn.Module, args: Any, output: Any) -> None:
-        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            children.append((args[0], output))
-
-    def after_last(_module: nn.Module, _args: Any, output: Any) -> None:
-        given.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [layer.register_forward_pre_hook(before_layer, with_kwargs=True) for layer in layers]
-    handles.append(layers[-1].register_forward_hook(after_last))
-    handles += [module.register_forward_hook(after_child) for module in decoder.children()]
-    handles.append(decoder.register_forward_hook(lambda _module, _args, output: ends.append(output)))
-    try:
-        row = torch.tensor([list(ids)], device=target.device)
-        logits = target.model(input_ids=row, use_cache=False).logits
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not ends or len(given) != len(layers) + 1:
+    passage, name = own.passage, type(target.parts.decoder).__name__
+    for layer, state in enumerate(passage.outputs):
+        check_finite(state, f"layer {layer}")
+    for layer, (given, received) in enumerate(zip(passage.outputs[:-1], passage.inputs[1:], strict=True)):
+        if not torch.equal(given, received):
+            raise InputError(
+                f"target {name}: expected layer {layer + 1} to receive the output of layer {layer}, found another one",
+                "likely a residual stream kept beside the layers or mixed between them; such a target is not supported",
+            )
+    last = passage.outputs[-1]
+    if not any(torch.equal(given, last) and torch.equal(out, passage.final) for given, out in passage.around):
         raise InputError(
-            f"expected the model to run its decoder of {len(layers)} layers once, found {len(ends)} runs of it and "
-            f"{len(given)} states between layers",
-            "likely a decoder or a list of layers that is not what the model runs",
+            f"target {name}: expected one module, the final norm, between the last layer's output and the last state, "
+            "found none",
+            "likely a norm inside the last layer, or more than a norm after it; such a target is not supported",
         )
-    normed = ends[-1].last_hidden_state
-    before_norm = [states for states, output in children if output is normed]
-    outputs = [*given[1:-1], before_norm[-1] if before_norm else given[-1]]
-    device = target.device  # where features are brought to; a large target's layers lie on several
-    layer_outputs = [state[0].to(device) for state in outputs]
-    return OwnOutputs(layer_outputs, normed[0].to(device), given[0][0].to(device), logits[0].float().to(device))
+    return len(passage.outputs)
 
 
 def prove_taps(target: Target, taps: Sequence[int], document: Document, own: OwnOutputs) -> float:
@@ -181,39 +186,69 @@ def likely_feature(target: Target, taps: Sequence[int], batched: Document, own: 
     return "likely tokens that see padding on their right, features of a neighbouring row, or a stale cache"
 
 
-def prove_head(target: Target, document: Document, own: OwnOutputs) -> float:
-    """head(norm(last state)) against the target's own logits (SPEC 9.5); the state is training's where it captures one.
+def prove_head(target: Target, own: OwnOutputs, captured: Tensor | None = None) -> float:
+    """head(norm(last state)) against the target's own logits (SPEC 9.5); the largest relative difference of a token.
 
-    A tied head must be the embedding.
+    captured: the state [T, d] that training is given, where it is given one. A tied head must be the embedding.
     """
     check_finite(own.logits, "the target's logits")
-    parts = target.parts
-    weight, embedding = parts.head.weight, parts.embedding.weight
-    if stated(target.model.config, "tie_word_embeddings") and not torch.equal(weight, embedding):
+    name, head, embedding = type(target.model).__name__, target.parts.head, target.parts.embedding.weight
+    if stated(target.model.config, "tie_word_embeddings") and not torch.equal(head.weight, embedding):
         raise InputError(
             "expected the head to be the embedding, which the config ties (tie_word_embeddings), found another matrix",
             "likely a tied head that was not loaded and holds random numbers",
         )
-    final = own.normed if document.final is None else document.final
+    final = own.normed if captured is None else captured
     check_values(final, "the final-normed state")
-    error = judged(target, target.parts.head.logits(final).float(), own.logits[: len(final)])
-    limit = LOGIT_TOLERANCE[target.dtype]
+    found, expected = head.logits(final).float(), own.logits[: len(final)]
+    if found.shape != expected.shape:
+        raise InputError(
+            f"target {name}: expected logits {list(found.shape)} as its head has rows, found {list(expected.shape)}",
+            "likely logits that are cut or joined after the head; such a target is not supported",
+        )
+    error, limit = judged(target, found, expected), LOGIT_TOLERANCE[target.dtype]
     if not error <= limit:
         raise InputError(
-            f"expected the target's own logits from head(norm(last state)) within {limit:g}, found a relative "
-            f"difference of {error:.2g}",
+            f"target {name}: expected its own logits from head(final-normed state), {head_text(head)}, within "
+            f"{limit:g}, found a relative difference of {error:.2g}",
             likely_head(target, final, own, limit),
         )
     return error
+
+
+def head_text(head: Head) -> str:
+    cap = "no soft-cap" if head.soft_cap is None else f"soft-cap {head.soft_cap:g}"
+    return f"{'no bias' if head.bias is None else 'with bias'}, scale {head.scale:g}, {cap}"
 
 
 def likely_head(target: Target, final: Tensor, own: OwnOutputs, limit: float) -> str:
     if judged(target, final.float(), own.layers[-1].float()) <= limit:
         return "the state is the last layer's raw output: the final norm is missing"
     return (
-        "likely a head that was not loaded, a logit scale or soft-cap that is not applied, or a state that is not the "
-        "final-normed one"
+        "likely a head that was not loaded; or a logit scale or soft-cap that the config does not name, or logits made "
+        "of something else than the final state: such a target is not supported"
     )
+
+
+def prove_embedding(target: Target, received: Tensor, embedded: Tensor) -> float:
+    """What a drafter's slots begin with, [T, d], is what the target's first layer received, scale included (SPEC 2).
+
+    Returns the largest relative difference of a token.
+    """
+    found, expected, limit = embedded.float(), received.float(), LOGIT_TOLERANCE[target.dtype]
+    error = judged(target, found, expected)
+    if not error <= limit:
+        scale = float((found * expected).sum() / found.square().sum().clamp(min=torch.finfo(torch.float32).tiny))
+        scaled = judged(target, found * scale, expected) <= limit
+        raise InputError(
+            f"target {type(target.parts.decoder).__name__}: expected its first layer to receive the drafter's "
+            f"embeddings within {limit:g}, found a relative difference of {error:.2g}",
+            f"likely an embedding scale that is missing: the target's are {scale:.3g} times as long"
+            if scaled
+            else "likely position embeddings, a norm or a projection before the first layer; such a target is not "
+            "supported",
+        )
+    return error
 
 
 def judged(target: Target, found: Tensor, expected: Tensor) -> float:

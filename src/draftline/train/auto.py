@@ -123,7 +123,9 @@ def measure_capture(setting: Setting) -> Captured:
 def measure_training(setting: Setting, notices: Notices, batches: list[FeatureBatch]) -> tuple[float, float]:
     """(tokens/s, share of the device's memory) of forward, backward and optimizer."""
     device = setting.target.device
-    job = assemble(setting, notices, LocalChannel(setting.stream.batch, lambda packed: batches[packed.index]))
+    job = assemble(
+        setting, notices, LocalChannel(setting.stream.batch, lambda packed: batches[packed.index], setting.clock)
+    )
 
     def train_one(index: int) -> int:
         batch = on(batches[index], device)

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from draftline.channel.routes import FeatureOutbox
+from draftline.monitor.events import EventLog
+from draftline.monitor.phases import Lap
 from draftline.records import FeatureBatch, PackedBatch
 from draftline.train.interruption import Interruption
 from draftline.train.job import Setting
 from draftline.train.memory import memory_told
+from draftline.train.monitoring import timed
 
 
 @dataclass
@@ -19,10 +22,12 @@ class Feeder:
     setting: Setting
     capture: Callable[[PackedBatch], FeatureBatch]
     outbox: FeatureOutbox | None
+    log: EventLog | None = None
+    before: tuple[Lap, int] | None = None
 
     def run(self, first_step: int) -> None:
         """Capture from a step on until the end, or until the drafters want no more. Signals are for them to answer."""
-        setting, heart = self.setting, self.setting.ranks.heart
+        setting, heart, clock = self.setting, self.setting.ranks.heart, self.setting.clock
         targets, mine = setting.ranks.plan.targets, setting.ranks.role.target
         first = first_step * setting.micro_batches_per_step
         with Interruption():
@@ -30,13 +35,24 @@ class Feeder:
                 if index % targets != mine:
                     continue
                 with heart.phase("capture", f"of micro-batch {index}"), memory_told("capture", setting):
-                    batch = self.capture(setting.stream.batch(index))
+                    with clock.phase("capture"):
+                        batch = self.capture(setting.stream.batch(index))
                     if self.outbox is not None:
                         self.outbox.flush()  # here, where a GPU that hangs has a limit
-                if not self.hand_on(batch):
+                with clock.phase("put"):
+                    wanted = self.hand_on(batch)
+                self.note(batch.packed.tokens)
+                if not wanted:
                     break
             if self.outbox is not None:
                 self.outbox.close()
+
+    def note(self, tokens: int) -> None:
+        """The micro-batch before this one, whose lap a GPU has passed by now."""
+        assert self.log is not None
+        if self.before is not None:
+            self.log.write(timed(self.before[0], "target", self.before[1]))
+        self.before = (self.setting.clock.lap(), tokens)
 
     def hand_on(self, batch: FeatureBatch) -> bool:
         """Whether more is wanted; the shards of a replica decide together."""

@@ -27,11 +27,11 @@ from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
+from draftline.monitor.phases import Phase, PhaseClock
 from draftline.records import Conversation, DrafterSpec, FeatureBatch, PackedBatch
 from draftline.target.derive import derive_spec
 from draftline.target.frame import load_frame
 from draftline.target.load import Target, choose_device, load_target
-from draftline.target.parts import prove_parts
 from draftline.target.shard import load_target_shard
 from draftline.train.features import Source, Wanted, adopt, feature_source, foreign_samples
 from draftline.train.optimizer import Optimizer
@@ -40,7 +40,6 @@ from draftline.train.ranks import Ranks, alone
 from draftline.train.reduction import Reduction, reduction_for
 
 EXAMPLES = 64  # conversations whose rows are proven to be theirs
-PROOF_TOKENS = 256  # of the first row, on which a target is proven
 TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
 
 
@@ -57,6 +56,7 @@ class Setting:
     samples: list[Sample] | None  # of another tool, where target.features names such a folder
     total_steps: int
     micro_batches_per_step: int
+    clock: PhaseClock  # of this rank's steps
 
     @property
     def loss(self) -> LossKind:
@@ -160,9 +160,6 @@ def prepare(recipe: Recipe, notices: Notices, ranks: Ranks, device: torch.device
 def setting_of(recipe: Recipe, notices: Notices, ranks: Ranks, target: Target) -> Setting:
     spec, samples = derive_spec(recipe.drafter, target), foreign_samples(recipe)
     stream, examples = row_stream(recipe, target, notices, samples)
-    if ranks.role.captures_for_others:  # a rank that trains proves it in its preflight
-        sample = stream.batch(0).ids[:1, :PROOF_TOKENS]
-        prove_parts(target.model, target.parts, torch.from_numpy(sample).to(target.device))
     per_step = recipe.micro_batches_per_step
     if ranks.plan.drafters > per_step and recipe.placement.kind != "auto":
         raise InputError(
@@ -170,8 +167,9 @@ def setting_of(recipe: Recipe, notices: Notices, ranks: Ranks, target: Target) -
             "raise train.rows_per_step, or start fewer ranks",
         )
     return Setting(
-        recipe, ranks, target, spec, stream, examples, samples, count_steps(recipe, stream, per_step), per_step
-    )
+        recipe, ranks, target, spec, stream, examples, samples, count_steps(recipe, stream, per_step), per_step,
+        PhaseClock(target.device),
+    )  # fmt: skip
 
 
 def load_for(recipe: Recipe, role: Role, device: torch.device, mesh: DeviceMesh | None) -> Target:
@@ -190,6 +188,7 @@ def assemble(setting: Setting, notices: Notices, features: FeatureSource) -> Job
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)
     step = DrafterStep(drafter, target.embed, target.parts.head, setting.loss, recipe.train.anchors, recipe.train.seed)
+    step.clock = setting.clock
     reduction = reduction_for(drafter, setting.ranks, device)
     optimizer = Optimizer(reduction.masters, recipe.optim, setting.total_steps, reduction.total_norm)
     capture = features.capture if isinstance(features, LocalChannel) else None
@@ -211,7 +210,8 @@ def feature_capture(setting: Setting, notices: Notices) -> Source:
 
 def colocated_source(setting: Setting, notices: Notices) -> LocalChannel:
     """A rank that makes its own features."""
-    return LocalChannel(setting.stream.batch, feature_capture(setting, notices))
+    capturing: Phase = "capture" if setting.recipe.target.features is None else "data"
+    return LocalChannel(setting.stream.batch, feature_capture(setting, notices), setting.clock, capturing)
 
 
 def assemble_alone(recipe: Recipe, notices: Notices) -> Job:

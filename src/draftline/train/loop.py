@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
@@ -13,7 +14,9 @@ from torch import Tensor
 from draftline.drafter.anchors import to_device
 from draftline.drafter.step import MicroStep
 from draftline.errors import Interrupted, RunError
-from draftline.monitor.events import EventLog, Step
+from draftline.monitor.events import EventLog, Role, Step
+from draftline.monitor.health import Watchman
+from draftline.monitor.phases import Lap, PhaseClock
 from draftline.monitor.progress import Progress
 from draftline.records import StepReport
 from draftline.train.checkpoint import Checkpoint
@@ -21,6 +24,7 @@ from draftline.train.folder import RunFolder
 from draftline.train.interruption import Interruption
 from draftline.train.job import Job
 from draftline.train.memory import memory_told
+from draftline.train.monitoring import timed
 from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.snapshot import CheckpointWriter, restore_snapshot, take_snapshot
 from draftline.train.warm_up import shapes_of
@@ -33,6 +37,8 @@ class Launched:
 
     step: int
     numbers: HostNumbers
+    lap: Lap
+    tokens: int  # this rank's own
     lr: float
 
 
@@ -48,6 +54,7 @@ class Loop:
     folder: RunFolder
     log: EventLog
     progress: Progress
+    watchman: Watchman | None  # rank 0's
     watch: Watch
     alarms: ProcessAlarms
     step: int = 0
@@ -62,6 +69,18 @@ class Loop:
     def __post_init__(self) -> None:
         self.writer = CheckpointWriter(self.folder.checkpoints, self.job.recipe.train.keep_checkpoints)
 
+    @property
+    def end(self) -> str | None:
+        """Why the run has to end: the watch's reason, or a severe verdict where the recipe wants it to stop the run."""
+        severe = None if self.watchman is None else self.watchman.severe
+        if severe is None or self.job.recipe.train.on_alarm != "stop" or self.step == self.job.total_steps:
+            return self.watch.ended
+        return f"{severe.name}: {severe.evidence}; {severe.remedy}"
+
+    @property
+    def phases(self) -> PhaseClock:
+        return self.job.step.clock
+
     def run(self) -> None:
         """Train to the end, or to the first signal or alarm that ends it; the last thing is a checkpoint in any case.
 
@@ -74,9 +93,9 @@ class Loop:
                 self.checkpoint()
                 self.note_checkpoint(wait=True)
             self.job.ranks.leave()
-        if self.watch.ended is not None:
+        if self.end is not None:
             raise RunError(
-                f"stopped at step {self.step} of {self.job.total_steps}: {self.watch.ended}",
+                f"stopped at step {self.step} of {self.job.total_steps}: {self.end}",
                 "a checkpoint is saved and events.jsonl holds the alarms; mend the cause and start a new run, or go on "
                 "with --resume",
             )
@@ -92,6 +111,8 @@ class Loop:
         job: Job = self.job
         waiting: Launched | None = None  # settled one step late: a GPU never idles while the host reads its numbers
         self.clock = time.perf_counter()
+        self.phases.lap()
+        self.phases.step = self.step
         while self.step < job.total_steps and not self.stopping:
             if self.step and self.step % job.recipe.train.checkpoint_every == 0:
                 self.settle(waiting)
@@ -114,19 +135,20 @@ class Loop:
     def look(self) -> None:
         """The watch's own look at weights and decoding, by rank 0; what it takes is no step's time."""
         if self.job.ranks.first:
-            with self.job.ranks.heart.phase("watch", f"after step {self.step}"):
+            busy = self.job.ranks.heart.phase("watch", f"after step {self.step}")
+            with busy, self.phases.phase("evaluation"):
                 self.watch.look(self.step)
         self.clock = time.perf_counter()
 
     @property
     def wants_to_stop(self) -> bool:
-        return self.interruption.received is not None or self.watch.ended is not None
+        return self.interruption.received is not None or self.end is not None
 
     def prefetch(self, step: int) -> None:
         following = self.job.own_micro_batches(step)
         if following:
             ahead = self.job.ranks.heart.phase("features", f"of micro-batch {following[0]}, ahead")
-            with ahead, memory_told("capture", self.job.setting):
+            with ahead, self.getting(), memory_told("capture", self.job.setting):
                 self.job.features.prefetch(following[0])
 
     def settle(self, launched: Launched | None) -> None:
@@ -135,13 +157,15 @@ class Loop:
             return
         # with other drafters' sums in it, one of whom may be copying a checkpoint
         patience = 1.0 if self.job.ranks.drafters is None else 3.0
-        with self.job.ranks.heart.phase("step", f"{launched.step} on the device", patience):
+        on_device = self.job.ranks.heart.phase("step", f"{launched.step} on the device", patience)
+        with on_device, self.phases.phase("settle"):
             numbers = launched.numbers.result()
         now = time.perf_counter()
         report = self.report(launched, numbers, now - self.clock)
         self.clock = now
         self.stopping = self.stopping or bool(numbers[STOP])
         self.alarms.look_at_kernels(f"by step {launched.step}")
+        self.log.write(timed(launched.lap, self.role, launched.tokens))
         if not self.watch.settled(report, int(numbers[DOCUMENTS])):
             return
         self.tokens += report.tokens
@@ -157,12 +181,23 @@ class Loop:
         own = self.own_sums()
         with job.ranks.heart.phase("optimizer step", str(self.step)):
             sums = host_sums(own, job.ranks.drafters is not None and self.wants_to_stop)
-            job.ranks.sum_over_drafters(sums)
-            job.reduction.reduce()
+            with self.phases.phase("reduce"):
+                job.ranks.sum_over_drafters(sums)
+                job.reduction.reduce()
             weight_sum = own.micro.weight_sum if job.ranks.drafters is None else sums[WEIGHT_SUM].float()
             lr = job.optimizer.lr
-            norm = job.optimizer.finish(weight_sum)
-        return Launched(self.step, HostNumbers(torch.cat([sums, norm.double()[None]])), lr)
+            with self.phases.phase("optimizer"):
+                norm = job.optimizer.finish(weight_sum)
+        lap = self.phases.lap()  # before the numbers: whoever has those can read the lap
+        return Launched(self.step, HostNumbers(torch.cat([sums, norm.double()[None]])), lap, own.tokens, lr)
+
+    @property
+    def role(self) -> Role:
+        return "colocated" if self.job.capture is not None else "drafter"
+
+    def getting(self) -> AbstractContextManager[None]:
+        """The phase of a batch that comes from another rank; one captured here tells its own."""
+        return nullcontext() if self.job.capture is not None else self.phases.phase("get")
 
     def own_sums(self) -> OwnSums:
         """This rank's micro-batches of the step: their sums, and their gradients in the drafter."""
@@ -170,11 +205,13 @@ class Loop:
         micro, tokens, supervised, documents = MicroStep.zero(job.spec.block_size - 1, device), 0, 0, 0
         own = job.own_micro_batches(self.step)
         for index in own:
-            with heart.phase("features", f"of micro-batch {index}"), memory_told("capture", job.setting):
+            features = heart.phase("features", f"of micro-batch {index}")
+            with features, self.getting(), memory_told("capture", job.setting):
                 batch = job.features.get(index)
-            with heart.phase("forward and backward", f"of micro-batch {index}"), memory_told("training", job.setting):
-                with self.alarms.guard.steady(partial(shapes_of, batch)):
-                    micro = micro + job.step.forward_backward(batch)
+            busy = heart.phase("forward and backward", f"of micro-batch {index}")
+            steady = self.alarms.guard.steady(partial(shapes_of, batch))
+            with busy, memory_told("training", job.setting), steady:
+                micro = micro + job.step.forward_backward(batch)
             tokens += batch.packed.tokens
             supervised += int(batch.packed.loss_mask.sum())
             documents += int(((batch.packed.position == 0) & (batch.packed.document >= 0)).sum())
@@ -215,7 +252,7 @@ class Loop:
             "identity": job.identity,
             "recipe": job.recipe.model_dump(mode="json"),
         }
-        with job.ranks.heart.phase("checkpoint", f"of step {self.step} copied"):
+        with job.ranks.heart.phase("checkpoint", f"of step {self.step} copied"), self.phases.phase("checkpoint"):
             snapshot = take_snapshot(job.drafter, job.optimizer, job.reduction, keep=job.ranks.first)
         self.saved_step = self.step
         if job.ranks.first:

@@ -66,6 +66,9 @@ class Optimizer:
         for group in self.adamw.param_groups:
             group["lr"] = self.lr
         self.adamw.step()
+        # The fused kernel changes tensors behind autograd's back, and the CUDA step tells by a tensor's version whether
+        # its working copy is stale: without this line a run trained on its first weights for ever.
+        torch.autograd.graph.increment_version(self.parameters)
         self.adamw.zero_grad(set_to_none=True)
         self.steps_done += 1
         return norm

@@ -29,17 +29,21 @@ from draftline.channel.shards import (
     write_shard,
 )
 from draftline.config import Recipe
+from draftline.data.excerpt import excerpt
 from draftline.data.stream import RowStream
 from draftline.drafter.losses import LossKind
+from draftline.drafter.model import Drafter
+from draftline.drafter.step import DrafterStep
 from draftline.environment.switches import configure_torch
 from draftline.errors import InputError, Interrupted
+from draftline.evaluate.gates import Gates
+from draftline.evaluate.subject import Subject, target_gates
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.target.capture import FeatureCapture
 from draftline.target.derive import derive_spec
 from draftline.target.frame import load_frame
 from draftline.target.load import choose_device, load_target
-from draftline.target.parts import prove_parts
 from draftline.train.features import Wanted, identity_of
 from draftline.train.interruption import Interruption
 from draftline.train.job import row_stream
@@ -89,8 +93,9 @@ def prepare(recipe: Recipe, folder: Path, shard_bytes: int) -> Index:
     del frame
     if work.missing:
         target = load_target(recipe.target, device)
-        prove_parts(target.model, target.parts, torch.from_numpy(stream.batch(0).ids[:1, :256]).to(device))
-        write_all(work, stream, FeatureCapture(target, wanted.taps, wanted.final), notices)
+        capture = FeatureCapture(target, wanted.taps, wanted.final)
+        Gates(notices).all(target_gates(subject_of(recipe, capture, loss, stream)))
+        write_all(work, stream, capture, notices)
     size_bytes = sum(shard.size_bytes for shard in work.shards())
     notices.facts(
         {
@@ -99,6 +104,15 @@ def prepare(recipe: Recipe, folder: Path, shard_bytes: int) -> Index:
         }
     )
     return work.index()
+
+
+def subject_of(recipe: Recipe, capture: FeatureCapture, loss: LossKind, stream: RowStream) -> Subject:
+    """What training proves of a target before its first step is proven here: later its layers are not loaded."""
+    target = capture.target
+    with torch.device("meta"):  # the drafter is asked for its shape and for what it embeds, and never run
+        drafter = Drafter(derive_spec(recipe.drafter, target))
+    step = DrafterStep(drafter, target.embed, target.parts.head, loss, recipe.train.anchors, recipe.train.seed)
+    return Subject(target, step, capture, excerpt(stream))
 
 
 def survey(folder: Path, who: Identity, stream: RowStream, shard_bytes: int, notices: Notices) -> Work:

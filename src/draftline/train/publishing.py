@@ -37,13 +37,14 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, format: Any, target: Ta
     Raises InputError where `out` holds something else, RunError where the reloaded drafter differs.
     """
     provenance = Provenance(**checkpoint.state["provenance"])
-    publish_drafter(checkpoint.spec, checkpoint.drafter_tensors(), provenance, out, format, target)
+    for note in publish_drafter(checkpoint.spec, checkpoint.drafter_tensors(), provenance, out, format, target):
+        Notices(stderr_console()).warn("engines run this drafter otherwise", note, ENGINE_REMEDY)
 
 
 def publish_drafter(
     spec: DrafterSpec, masters: dict[str, Tensor], provenance: Provenance, out: Path, format: Any, target: Target
-) -> None:
-    """As `export_checkpoint`, from a drafter's float32 masters on the host."""
+) -> tuple[str, ...]:
+    """As `export_checkpoint`, from a drafter's float32 masters on the host. Returns its engine notes, unsaid."""
     dtype = target.dtype
     tensors = {name: value.to(dtype) for name, value in masters.items()}
     live = load_drafter(spec, tensors)
@@ -60,8 +61,7 @@ def publish_drafter(
 
     notes = engine_notes(target, format)
     publish(out, Export(spec, tensors, dtype, format, provenance, notes), compare)
-    for note in notes:
-        Notices(stderr_console()).warn("engines run this drafter otherwise", note, ENGINE_REMEDY)
+    return notes
 
 
 def engine_notes(target: Target, format: str) -> tuple[str, ...]:

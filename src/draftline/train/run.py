@@ -24,14 +24,18 @@ from draftline.environment.switch_watch import SwitchWatch
 from draftline.environment.switches import apply_settings, configure_torch
 from draftline.errors import Interrupted, PeerLost, PlainError, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
+from draftline.evaluate.gates import Gates
+from draftline.evaluate.subject import target_gates
 from draftline.export.folder import record_tau
 from draftline.export.speculators import speculators_config
-from draftline.monitor.events import Derived, Evaluation, EventLog, Preflight, RunEnded, RunStarted
+from draftline.monitor.events import Derived, Evaluation, EventLog, Preflight, RunEnded
 from draftline.monitor.heartbeat import untraced
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
+from draftline.monitor.sinks import require
 from draftline.monitor.trace import Tracer
 from draftline.records import EvalReport
+from draftline.target.capture import FeatureCapture
 from draftline.target.load import load_target
 from draftline.train.auto import choose_placement
 from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
@@ -41,7 +45,9 @@ from draftline.train.folder import RunFolder, open_run_folder
 from draftline.train.job import Job, Setting, assemble, colocated_source, derived_facts, feature_capture, prepare
 from draftline.train.launch import launch, local_world, needs_launcher
 from draftline.train.loop import Loop
+from draftline.train.monitoring import Monitoring
 from draftline.train.preflight import preflight
+from draftline.train.preparation import subject_of
 from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.publishing import export_checkpoint
 from draftline.train.ranks import Ranks, alone, choose_rank_device, join, replan
@@ -58,6 +64,7 @@ def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
     Starts the ranks that the recipe and this host ask for, or is one of them where a launcher has started it.
     """
     enter_overrides(recipe.overrides)
+    require(recipe.monitor.sinks)
     if variables.launched():
         return record(train_rank)(recipe, resume) or {}
     world = local_world(recipe)
@@ -137,10 +144,12 @@ def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, noti
     """A capturing rank's whole run."""
     ranks = setting.ranks
     feeder = ranks.together(lambda: Feeder(setting, feature_capture(setting, notices), outbox))
-    ranks.together(lambda: None)  # while the drafters pass their preflight,
+    ranks.together(lambda: prove_target(setting, notices))  # while the drafters pass their preflight,
     first_step = ranks.gather(ranks.together(lambda: 0))[0]  # and find the step to go on from
-    with EventLog(folder.events_of(ranks.role.rank), ranks.role.rank) as log:
-        log.write(RunStarted(setting.recipe.model_dump(mode="json"), fingerprint()))
+    with Monitoring(setting, folder, fingerprint()) as monitoring:
+        log, _ = monitoring.enter(notices)
+        feeder.log = log
+        log.write(monitoring.started(first_step or None))
         with traced(setting, folder):
             feeder.run(first_step)
         log.write(RunEnded("completed"))
@@ -152,17 +161,18 @@ def train_drafter(
 ) -> dict[str, Any]:
     """A training rank's whole run; rank 0 also exports, evaluates and summarises."""
     ranks, recipe = setting.ranks, setting.recipe
-    alarms = ProcessAlarms(SwitchWatch(recipe.overrides, setting.target.device), CompileGuard(), notices)
+    alarms = ProcessAlarms(SwitchWatch(recipe.overrides, setting.target.device), CompileGuard())
     alarms.look("after the target was loaded")
     job = ranks.together(lambda: ready(setting, notices, source, folder))
     passed = ranks.together(lambda: preflight_of(job, folder, notices))
-    with EventLog(folder.events_of(ranks.role.rank), ranks.role.rank) as log:
-        loop = Loop(job, folder, log, progress_of(job, notices), Watch(job, folder, log, notices), alarms)
+    with Monitoring(setting, folder, fingerprint()) as monitoring:
+        log, watchman = monitoring.enter(notices)
+        loop = Loop(job, folder, log, progress_of(job, notices), watchman, Watch(job, folder, log, notices), alarms)
         resumed_from = ranks.gather(ranks.together(lambda: restore_newest(loop, notices) if resume else 0))[0]
         if ranks.first:
             folder.write_recipe(recipe)
-        log.write(RunStarted(recipe.model_dump(mode="json"), fingerprint(), resumed_from if resume else None))
-        alarms.record_in(log)
+        log.write(monitoring.started(resumed_from if resume else None))
+        alarms.start(loop.watch.raise_all)
         log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
         if passed is not None:
             log.write(passed)
@@ -180,6 +190,12 @@ def train_drafter(
             raise
         log.write(RunEnded("completed"))
     return summary
+
+
+def prove_target(setting: Setting, notices: Notices) -> None:
+    """The target's gates on a capturing rank; the drafters, which hold no layers, have none to prove."""
+    capture = FeatureCapture(setting.target, setting.spec.target_layer_ids, setting.loss.needs_final)
+    Gates(notices).all(target_gates(subject_of(setting.recipe, capture, setting.loss, setting.stream)))
 
 
 @contextmanager
@@ -274,8 +290,9 @@ def evaluate_export(job: Job, folder: RunFolder, log: EventLog) -> list[EvalRepo
     recipe = job.recipe
     if recipe.eval.prompts is None:
         return []
-    target = job.target if job.target.has_layers else load_target(recipe.target, job.target.device)
-    report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), target)
+    with job.step.clock.phase("evaluation"):
+        target = job.target if job.target.has_layers else load_target(recipe.target, job.target.device)
+        report = evaluate(eval_request(recipe, folder, Path(recipe.eval.prompts)), target)
     log.write(Evaluation(report))
     record_tau(folder.export, [report])
     return [report]

@@ -61,6 +61,7 @@ def prove_trial(step: DrafterStep, optimizer: Optimizer, batch: FeatureBatch) ->
         loss = float(micro.loss_sum / micro.weight_sum.clamp(min=torch.finfo(torch.float32).tiny))
         norm = float(optimizer.finish(micro.weight_sum))
         still = [name for name, p in step.drafter.named_parameters() if torch.equal(p.detach().cpu(), before[name])]
+        stale = 0 if step.fused is None else step.fused.stale()
     if not torch.isfinite(torch.tensor([loss, norm])).all():
         raise InputError(
             f"expected a finite loss and gradient, found loss {loss:g} and gradient norm {norm:g}",
@@ -72,5 +73,10 @@ def prove_trial(step: DrafterStep, optimizer: Optimizer, batch: FeatureBatch) ->
         raise InputError(
             f"expected a step to move every tensor, found {len(still)} that stay, {still[0]} among them",
             "likely parameters in bfloat16, or a part of the drafter that its forward does not use",
+        )
+    if stale:
+        raise InputError(
+            f"expected products with the weights that the optimizer left, found {stale} of them on older weights",
+            "the run would train on its first weights for ever: this is never right, report it with the recipe",
         )
     return f"loss {loss:.3f}, gradient norm {norm:.3g}; every tensor moves; taken back"
