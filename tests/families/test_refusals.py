@@ -120,6 +120,14 @@ def test_a_model_nobody_thought_of(oddity: str, tmp_path: Path) -> None:
     check_refused(odd(oddity, tmp_path), ODD[oddity])
 
 
+def test_features_of_such_a_model_are_not_written(tmp_path: Path) -> None:
+    """Training from features has no layers to prove anything on, so `prepare` passes the gates of a target."""
+    recipe = write_recipe(odd("projection", tmp_path))
+    done = draftline_here("prepare", recipe, "--features", tmp_path / "features")
+    assert done.code == 2 and ODD["projection"] in " ".join(done.err.split())
+    assert not list(tmp_path.glob("features/*"))
+
+
 def test_the_same_model_without_an_oddity_trains(tmp_path: Path) -> None:
     done = draftline_here("train", write_recipe(odd("", tmp_path)), "train.max_steps=1", "train.checkpoint_every=1")
     assert done.code == 0, done.err

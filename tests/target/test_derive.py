@@ -175,6 +175,8 @@ def test_a_tied_head_is_the_embedding(target: Target, tmp_path, monkeypatch) -> 
     broken = with_head(wrong, Head(torch.full((32, 32), float("nan"))))
     with pytest.raises(InputError, match="found a relative difference of nan"):
         prove_head(broken, own)
+    with pytest.raises(InputError, match=r"expected logits \[20, 32\] as its head has rows, found \[20, 31\]"):
+        prove_head(target, replace(own, logits=own.logits[:, :-1]))
 
 
 def with_head(target: Target, head: Head) -> Target:

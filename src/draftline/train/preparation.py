@@ -37,7 +37,7 @@ from draftline.drafter.step import DrafterStep
 from draftline.environment.switches import configure_torch
 from draftline.errors import InputError, Interrupted
 from draftline.evaluate.gates import Gates
-from draftline.evaluate.subject import Subject, target_gates
+from draftline.evaluate.subject import Subject, data_gates, target_gates
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.target.capture import FeatureCapture
@@ -86,7 +86,7 @@ def prepare(recipe: Recipe, folder: Path, shard_bytes: int) -> Index:
     frame = load_frame(recipe.target, device)  # enough for the budget: a large target is loaded once it fits
     loss = LossKind(recipe.loss.kind, recipe.loss.weights, recipe.gamma, recipe.loss.alpha)
     wanted = Wanted(derive_spec(recipe.drafter, frame).target_layer_ids, loss.needs_final)
-    stream, _ = row_stream(recipe, frame, notices, None)
+    stream, examples = row_stream(recipe, frame, notices, None)
     notices.section("features")
     work = survey(folder, identity_of(frame, recipe.target.revision, stream, wanted), stream, shard_bytes, notices)
     keep_to_budget(work, stream, notices)
@@ -94,7 +94,10 @@ def prepare(recipe: Recipe, folder: Path, shard_bytes: int) -> Index:
     if work.missing:
         target = load_target(recipe.target, device)
         capture = FeatureCapture(target, wanted.taps, wanted.final)
-        Gates(notices).all(target_gates(subject_of(recipe, capture, loss, stream)))
+        notices.section("preflight")
+        gates = Gates(notices)
+        gates.all(data_gates(target, stream, examples))
+        gates.all(target_gates(subject_of(recipe, capture, loss, stream)))
         write_all(work, stream, capture, notices)
     size_bytes = sum(shard.size_bytes for shard in work.shards())
     notices.facts(
