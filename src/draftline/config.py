@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from draftline.errors import InputError
+from draftline.faults import describe_problem
 
 GAMMA_BY_BLOCK_SIZE = {8: 4.0, 10: 5.0, 16: 7.0}  # arXiv 2602.06036
 
@@ -371,43 +372,5 @@ def parse_recipe(tree: dict[str, Any], where: str) -> Recipe:
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        lines = [describe_problem(problem) for problem in error.errors()]
+        lines = [describe_problem(problem, Recipe) for problem in error.errors()]
         raise InputError(f"recipe {where}:\n  " + "\n  ".join(lines)) from error
-
-
-RULE_OF = {  # pydantic's words for these speak of Python
-    "model_type": "a section is a mapping of keys",
-    "tuple_type": "must be a list",
-    "too_short": "the list must not be empty",
-    "invalid_key": "a key is a word",
-}
-
-
-def describe_problem(problem: Any) -> str:
-    """One line for one pydantic problem: dotted path, rule, value, and the keys that exist where one is unknown."""
-    path = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"{path}: unknown key; allowed here: {', '.join(known_keys(problem['loc'][:-1]))}"
-    if problem["type"] == "missing":
-        return f"{path}: must be given"
-    rule = RULE_OF.get(problem["type"], problem["msg"].removeprefix("Value error, "))
-    hint = " (YAML reads 6e-4 as text: write 6.0e-4)" if looks_like_bare_exponent(problem["input"]) else ""
-    value = "" if isinstance(problem["input"], dict) else f", got {problem['input']!r}"
-    return f"{path}: {rule}{value}{hint}" if path else rule
-
-
-def looks_like_bare_exponent(value: Any) -> bool:
-    if not isinstance(value, str) or "e" not in value.lower():
-        return False
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
-
-
-def known_keys(loc: tuple[Any, ...]) -> list[str]:
-    model: Any = Recipe
-    for part in loc:
-        model = get_args(model)[0] if isinstance(part, int) else model.model_fields[part].annotation
-    return sorted(model.model_fields)

@@ -19,6 +19,8 @@ class Limits:
     """A colocated rank is bound by what takes this much of its step; in between it is balanced."""
     idle_share: float = 0.3
     """A stage that limits keeps its device above 60% busy even with small kernels; the incident's had 0 to 3%."""
+    launch_bound_s: float = 0.3
+    """A GPU's shorter steps may wait for the host: five layers' launches take 15 to 20 ms a micro-batch."""
     straggler_factor: float = 1.5
     """Equal work on equal devices differs by a few percent, on a shared CPU by a third."""
     straggler_s: float = 0.02

@@ -54,7 +54,7 @@ def degraded_kernels(window: Window, limits: Limits) -> Iterator[Verdict]:
     for ranks, why in limiting(window, limits):
         shown = [rank.utilisation for rank in ranks]
         known = [value for value in shown if value is not None]
-        if not known or max(known) >= limits.idle_share:
+        if not known or max(known) >= limits.idle_share or launch_bound(ranks, limits):
             continue
         busy = ", ".join(f"{value:.0%}" for value in known)
         yield Verdict(
@@ -67,6 +67,12 @@ def degraded_kernels(window: Window, limits: Limits) -> Iterator[Verdict]:
             "compare says what changed since the last good run; take out any switch that hides compiler errors",
             tuple(rank.rank for rank in ranks),
         )
+
+
+def launch_bound(ranks: tuple[RankWindow, ...], limits: Limits) -> bool:
+    """Whether the steps of GPU ranks are so short that the host's launches may leave the devices idle."""
+    on_gpu = any(sample.gpu is not None for rank in ranks for sample in rank.samples)
+    return on_gpu and all(rank.median_seconds() < limits.launch_bound_s for rank in ranks)
 
 
 def limiting(window: Window, limits: Limits) -> Iterator[tuple[tuple[RankWindow, ...], str]]:

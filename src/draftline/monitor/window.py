@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from draftline.monitor.events import LoggedEvent, Phases, Resources, Role, RunEnded, RunStarted
-from draftline.monitor.phases import Phase
+from draftline.monitor.phases import STARTING, Phase
 
 WINDOW_S = 60.0
 FEWEST_STEPS = 8  # of long steps more than the window's are taken, so that there is something to compare
@@ -60,8 +60,9 @@ class RankWindow:
 
     @property
     def utilisation(self) -> float | None:
-        """Median of the GPU's utilisation, or of what stands in for it on a CPU."""
-        values = [utilisation_of(sample) for sample in self.samples]
+        """Median of the GPU's utilisation, or of what stands in for it on a CPU, while steps are taken: decoding and
+        saving leave a device idle that does nothing wrong."""
+        values = [utilisation_of(sample) for sample in self.samples if sample.phase not in NO_STEP]
         return median(values) if values else None
 
     @property
@@ -91,6 +92,9 @@ class Window:
     def tokens_per_s(self) -> float:
         """Target tokens consumed per second by the whole job (SPEC 7)."""
         return sum(rank.tokens_per_s for rank in self.drafting)
+
+
+NO_STEP = ("evaluation", "checkpoint", STARTING)
 
 
 def utilisation_of(sample: Resources) -> float:

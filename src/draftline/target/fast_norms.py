@@ -7,6 +7,7 @@ module gives on random input, its forward is replaced, otherwise the module stay
 from __future__ import annotations
 
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ def fuse_norms(model: nn.Module) -> int:
 def is_candidate(module: Any) -> bool:
     """One weight vector, nothing else: an RMSNorm, or something that the trial will tell from one."""
     if "_hf_hook" in vars(module):  # a model spread over devices moves its inputs by a wrapped forward: leave it
+        return False
+    if len(signature(module.forward).parameters) != 1:  # a gated norm takes its gate too
         return False
     names = [name for name, _ in module.named_parameters()]
     return names == ["weight"] and module.weight.dim() == 1 and epsilon(module) is not None

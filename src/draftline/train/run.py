@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +86,34 @@ def this_process(recipe: Recipe) -> torch.device:
     return device
 
 
+@dataclass(frozen=True)
+class Spoken:
+    """What a rank says to a person, and what it watches of its own process from the start on."""
+
+    notices: Notices
+    alarms: ProcessAlarms
+
+
+def alarms_of(recipe: Recipe, device: torch.device) -> ProcessAlarms:
+    alarms = ProcessAlarms(SwitchWatch(recipe.overrides, device), CompileGuard())
+    alarms.look("at the start")
+    return alarms
+
+
 def train_alone(recipe: Recipe, resume: bool) -> dict[str, Any]:
     """In this process, which is the whole world."""
     folder = open_run_folder(recipe.train.out, resume)
     device = this_process(recipe)
+    alarms = alarms_of(recipe, device)
     notices = Notices(stdout_console())
     setting = prepare(recipe, notices, alone(recipe.placement, device), device)
-    return train_drafter(setting, folder, colocated_source(setting, notices), notices, resume)
+    return train_drafter(setting, folder, colocated_source(setting, notices), Spoken(notices, alarms), resume)
 
 
 def train_rank(recipe: Recipe, resume: bool) -> dict[str, Any]:
     """As one rank of a world that a launcher started. A signal's end is no failure here: the launcher sent it."""
     device = this_process(recipe)
+    alarms = alarms_of(recipe, device)
     ranks = join(recipe.placement, device)
     notices = Notices(stdout_console() if ranks.first else Console(quiet=True))
     try:
@@ -113,7 +130,7 @@ def train_rank(recipe: Recipe, resume: bool) -> dict[str, Any]:
             feed(setting, ends, folder, notices)
             return {}
         source = ends if isinstance(ends, FeatureInbox) else colocated_source(setting, notices)
-        return train_drafter(setting, folder, source, notices, resume)
+        return train_drafter(setting, folder, source, Spoken(notices, alarms), resume)
     except Interrupted as interruption:
         notices.say(str(interruption))
         return {}
@@ -157,11 +174,10 @@ def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, noti
 
 
 def train_drafter(
-    setting: Setting, folder: RunFolder, source: FeatureSource, notices: Notices, resume: bool
+    setting: Setting, folder: RunFolder, source: FeatureSource, spoken: Spoken, resume: bool
 ) -> dict[str, Any]:
     """A training rank's whole run; rank 0 also exports, evaluates and summarises."""
-    ranks, recipe = setting.ranks, setting.recipe
-    alarms = ProcessAlarms(SwitchWatch(recipe.overrides, setting.target.device), CompileGuard())
+    ranks, recipe, notices, alarms = setting.ranks, setting.recipe, spoken.notices, spoken.alarms
     alarms.look("after the target was loaded")
     job = ranks.together(lambda: ready(setting, notices, source, folder))
     passed = ranks.together(lambda: preflight_of(job, folder, notices))
