@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -267,10 +266,11 @@ def test_the_verb_says_what_preflight_found_and_stops_on_an_alarm(tmp_path: Path
     recipe = write_recipe(tmp_path)
     done = draftline_here("train", recipe)
     assert done.code == 0, done.err
-    assert re.search(r"\d+ gates passed in ", done.out) and "⟦w0 w1 w2 w3 <|im_end|>⟧" in done.out
+    assert "⟦w0 w1 w2 w3 <|im_end|>⟧" in done.out
     history = [logged.event for logged in read_events(tmp_path / "run" / "events.jsonl").events]
     [flown] = [event for event in history if type(event).__name__ == "Preflight"]
-    assert len(flown.gates) == 22 and 0 < flown.seconds < 60
+    assert f"{len(flown.gates)} gates passed in " in done.out and 0 < flown.seconds < 60
+    assert {"loss mask", "taps", "head", "anchor state", "labels", "trial step", "export"} <= set(flown.gates)
     refused = draftline_here("train", recipe, f"train.out={tmp_path / 'other'}", "train.keep_checkpoints=1000000000")
     assert refused.code == 2
     assert "  FAIL  disk" in refused.out and "error: gate 'disk': expected " in refused.err

@@ -52,9 +52,14 @@ def test_a_gpu_is_throttled_by_heat_or_a_power_brake_not_by_its_power_cap(
     assert all("clock 1200 of 1980 MHz" in verdict.evidence for verdict in throttled)
 
 
-@pytest.mark.parametrize(("utilisation", "degraded"), [(0.29, True), (0.31, False)])
-def test_the_edge_of_degraded_kernels(utilisation: float, degraded: bool) -> None:
-    found = names(rank(gpu=replace(GPU, utilisation=utilisation)))
+@pytest.mark.parametrize(
+    ("utilisation", "seconds", "degraded"), [(0.29, 0.3, True), (0.31, 0.3, False), (0.29, 0.29, False)]
+)
+def test_the_edge_of_degraded_kernels(utilisation: float, seconds: float, degraded: bool) -> None:
+    """A step shorter than 0.3 s may wait for its launches."""
+    phases = {name: part * seconds / 0.1 for name, part in BUSY.items()}
+    step = Phases(9, "colocated", seconds, phases, 1000, 0, 0, 3)
+    found = names(rank(gpu=replace(GPU, utilisation=utilisation), steps=(step,) * 50))
     assert ("severe: degraded kernels" in found) == degraded
 
 
