@@ -64,6 +64,19 @@ def test_the_run_folder(home: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_relative_run_folder_holds_nothing_else_either(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preflight's trial export is made inside the run folder and must leave nothing there."""
+    monkeypatch.chdir(tmp_path)
+    done = draftline_here("train", home / "recipe.yaml", "train.out=runs/mine", "train.max_steps=1")
+    assert done.code == 0, done.err
+    assert sorted(path.name for path in (tmp_path / "runs" / "mine").iterdir()) == [
+        "checkpoints", "events.jsonl", "export", "recipe.yaml", "report.html", "summary.json",
+    ]  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
 def test_the_summary(home: Path) -> None:
     summary = json.loads((home / "run" / "summary.json").read_text())
     assert summary.keys() == SUMMARY_KEYS

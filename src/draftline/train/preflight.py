@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -81,7 +82,7 @@ def prove_export(job: Job, folder: RunFolder) -> str:
     """The untrained drafter, published as the trained one will be and removed again."""
     tensors = {name: value.detach().cpu() for name, value in job.drafter.state_dict().items()}
     with TemporaryDirectory(prefix=".preflight-", dir=folder.root) as scratch:
-        out = folder.root / scratch / "export"
+        out = Path(scratch) / "export"
         try:
             publish_drafter(job.spec, tensors, job.provenance, out, job.recipe.export.format, job.target)
         except RunError as error:
