@@ -16,7 +16,7 @@ from draftline.environment.switch_watch import SwitchWatch
 from draftline.errors import RunError
 from draftline.records import FeatureBatch
 from draftline.train.process_alarms import ProcessAlarms
-from draftline.train.warm_up import first_on_host, random_features, shapes_of, warm_up
+from draftline.train.warm_up import random_features, shapes_of, warm_up
 
 SPEC = make_spec()
 KIND = LossKind("kl", "dpace", None, 0.5)
@@ -92,19 +92,3 @@ def test_another_thread_is_refused() -> None:
     thread.start()
     thread.join()
     assert said == ["thread prefetch took a training step, which belongs to thread MainThread"]
-
-
-def test_the_first_rank_of_a_host_goes_alone() -> None:
-    order: list[str] = []
-    barrier = threading.Barrier(3)
-
-    def rank(number: int) -> None:
-        with first_on_host(number, lambda: barrier.wait(60)):
-            order.append(f"{number} compiles")
-
-    ranks = [threading.Thread(target=rank, args=(number,)) for number in (2, 1, 0)]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join()
-    assert order[0] == "0 compiles" and sorted(order) == ["0 compiles", "1 compiles", "2 compiles"]

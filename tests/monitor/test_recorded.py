@@ -14,9 +14,10 @@ DATA = Path(__file__).parents[1] / "data"
 LOOK_EVERY_S = 0.2
 
 
-@pytest.mark.parametrize("run", ["h200_quickstart"])
+@pytest.mark.parametrize("run", ["h200_quickstart", "cpu_quickstart"])
 def test_no_window_of_a_clean_run_holds_an_alarm(run: str) -> None:
-    """The quickstart's recipe for 150 steps on an H200: steps of 20 ms, bound by their launches, then decoding."""
+    """The quickstart's recipe: 150 steps on an H200, 20 ms each and bound by their launches, then decoding; and a whole
+    quickstart on two CPU cores."""
     recent, looked_s, looks = Recent(), 0.0, 0
     for logged in read_events(DATA / run / "events.jsonl").events:
         recent.feed([logged])

@@ -15,7 +15,7 @@ DIGEST_CHARACTERS = 16
 
 
 def use_compile_cache() -> Path:
-    """Point torch's compiler, here and in child processes, at this stack's folder; returns it, absolute.
+    """Point torch's compiler and Triton, here and in child processes, at this stack's folder; returns it, absolute.
 
     A folder that the caller's environment names is kept; torch's default, which torch itself puts into the environment
     when parts of its compiler are imported, is not. Call it before the first compilation.
@@ -26,6 +26,7 @@ def use_compile_cache() -> Path:
     folder = named.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     variables.set_inductor_cache(folder)
+    variables.default_triton_cache(folder / "triton")
     return folder
 
 

@@ -116,6 +116,11 @@ def set_inductor_cache(folder: Path) -> None:
     os.environ[INDUCTOR_CACHE] = str(folder)
 
 
+def default_triton_cache(folder: Path) -> None:
+    """Make `folder` Triton's cache, here and in processes started from here, unless the environment names one."""
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
+
+
 def vllm_python() -> str | None:
     """Interpreter of an environment that has vLLM, from DRAFTLINE_VLLM_PYTHON."""
     return os.environ.get("DRAFTLINE_VLLM_PYTHON") or None

@@ -138,6 +138,7 @@ class Loop:
             busy = self.job.ranks.heart.phase("watch", f"after step {self.step}")
             with busy, self.phases.phase("evaluation"):
                 self.watch.look(self.step)
+                self.alarms.look(f"after the decoding at step {self.step}")
         self.clock = time.perf_counter()
 
     @property

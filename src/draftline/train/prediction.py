@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from draftline.config import Recipe
+from draftline.drafter.cost import step_cost
 from draftline.errors import InputError
+from draftline.records import DrafterSpec
 from draftline.train.plan import Plan, Role
 
 SUSTAINED_TFLOPS = {"cuda": 400.0, "cpu": 0.05}  # assumed for a prediction; what a device really does is measured
@@ -70,18 +72,23 @@ class Counted:
 
 
 def count(recipe: Recipe, shape: TargetShape, device: str) -> Counted:
-    """Formulas: P_q = L (2 d Hq + 2 d Hkv + 3 d f), P_c = 2 L d Hkv, P_fc = K d^2; a row of S tokens and A blocks of
-    B slots costs 6 P_q A B + (6 P_c + 4 P_fc) S + 14 L Hq (S/2 + B) A B + 4 V d A (B-1) FLOP, the target 2 P a token.
-    """
+    """FLOP of a row by drafter/cost.py, its slots seeing half of it on average; the target 2 P a token. Parameters:
+    P_q = L (2 d Hq + 2 d Hkv + 3 d f) and P_fc = K d^2."""
     own, item = recipe.drafter, 4 if recipe.target.dtype == "float32" or device == "cpu" else 2
     d, layers, size = shape.hidden, own.layers, own.head_dim or shape.head_dim
     hq, hkv = (own.attention_heads or shape.heads) * size, (own.key_value_heads or shape.kv_heads) * size
     f = own.intermediate_size or shape.intermediate
     taps = len(own.taps) if own.taps else min(own.tap_count, max(shape.layers - 3, 1))
     s, a, b, rows = recipe.data.sequence_length, recipe.train.anchors, own.block_size, recipe.train.rows_per_micro_batch
-    p_q, p_c, p_fc = layers * (2 * d * hq + 2 * d * hkv + 3 * d * f), 2 * layers * d * hkv, taps * d * d
-    flop = 6 * p_q * a * b + (6 * p_c + 4 * p_fc) * s + 14 * layers * hq * (s / 2 + b) * a * b
-    flop += 4 * shape.vocabulary * d * a * (b - 1)
+    p_q, p_fc = layers * (2 * d * hq + 2 * d * hkv + 3 * d * f), taps * d * d
+    drafter = DrafterSpec(
+        hidden_size=d, intermediate_size=f, num_hidden_layers=layers, num_attention_heads=hq // size,
+        num_key_value_heads=hkv // size, head_dim=size, vocab_size=shape.vocabulary, block_size=b, mask_token_id=0,
+        target_layer_ids=tuple(range(taps)), num_target_layers=shape.layers, rms_norm_eps=0.0, rope_parameters={},
+        max_position_embeddings=0, sliding_window=own.sliding_window,
+        layer_types=tuple("sliding_attention" if i in own.sliding_layers else "full_attention" for i in range(layers)),
+    )  # fmt: skip
+    flop = step_cost(drafter, s, a, s / 2, compares=recipe.loss.kind != "ce").total
     wide = taps + (recipe.loss.kind != "ce")
     slots = rows * a * b * layers * (4 * d + 2 * hq + 2 * hkv + 3 * f) + rows * s * layers * 4 * hkv
     return Counted(

@@ -96,6 +96,7 @@ class Spoken:
 
 def alarms_of(recipe: Recipe, device: torch.device) -> ProcessAlarms:
     alarms = ProcessAlarms(SwitchWatch(recipe.overrides, device), CompileGuard())
+    alarms.guard.watch_kernels()
     alarms.look("at the start")
     return alarms
 
@@ -278,9 +279,9 @@ def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
     job, folder = loop.job, loop.folder
     notices.section("training")
     if job.step.fused is not None:
-        seconds = warm_up(job.step, [job.stream.batch(0)], job.target.dtype, loop.alarms.guard)
+        warm_up(job.step, [job.stream.batch(0)], job.target.dtype, loop.alarms.guard)
         found = measure(job.step, job.stream.batch(0), job.target.dtype, measure_rates(job.target.device))
-        notices.facts({"warm-up": f"{loop.alarms.guard.kernels} kernels in {seconds:.1f} s", "roofline": judge(found)})
+        notices.facts({"kernels": f"{loop.alarms.guard.kernels} compiled or loaded", "roofline": judge(found)})
     started = time.perf_counter()
     with loop.progress:
         loop.run()

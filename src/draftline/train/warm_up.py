@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -22,7 +20,6 @@ def warm_up(step: DrafterStep, batches: list[PackedBatch], dtype: torch.dtype, g
     """
     started = time.perf_counter()
     guard.refuse_other_thread()
-    guard.watch_kernels()
     for packed in batches:
         step.forward_backward(random_features(step, packed, dtype))
     step.drafter.zero_grad(set_to_none=True)
@@ -46,19 +43,6 @@ def random_features(step: DrafterStep, packed: PackedBatch, dtype: torch.dtype) 
 
     taps = normal(len(spec.target_layer_ids) * spec.hidden_size)
     return FeatureBatch(packed, taps, normal(spec.hidden_size) if step.loss.needs_final else None)
-
-
-@contextmanager
-def first_on_host(local_rank: int, wait: Callable[[], None]) -> Iterator[None]:
-    """The first rank of a host does its work alone, then the others theirs, on the compile cache that it filled.
-
-    wait: a barrier over the ranks of this host, which each of them passes once.
-    """
-    if local_rank > 0:
-        wait()
-    yield
-    if local_rank == 0:
-        wait()
 
 
 def shapes_of(batch: FeatureBatch) -> str:
