@@ -16,14 +16,21 @@ class Matrix:
     def __init__(self, linears: Iterable[Linear], dtype: torch.dtype) -> None:
         self.masters = [linear.weight for linear in linears]
         self.rows = [len(master) for master in self.masters]
-        width, device = self.masters[0].shape[1], self.masters[0].device
-        self.copy = torch.empty((sum(self.rows), width), dtype=dtype, device=device)
+        joined = joined_matrix(self.masters, dtype)
+        self.is_joined = joined is not None
+        self.copy = self.new_copy(dtype) if joined is None else joined
         self.versions = [-1] * len(self.masters)
+
+    def new_copy(self, dtype: torch.dtype) -> Tensor:
+        width, device = self.masters[0].shape[1], self.masters[0].device
+        return torch.empty((sum(self.rows), width), dtype=dtype, device=device)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over masters that changed since the last time, by their version: torch counts changes of a tensor, the
         optimizer its own (a fused one changes tensors uncounted)."""
+        if self.is_joined:
+            return
         versions = [master._version for master in self.masters]
         if versions != self.versions:
             torch._foreach_copy_(list(self.copy.split(self.rows)), [master.data for master in self.masters])
@@ -50,6 +57,18 @@ class Matrix:
         """grad += dy^T x in fp32. dy [M, rows], x [M, width]."""
         for master, part in zip(self.masters[skip:], dy.split(self.rows[skip:], dim=1), strict=True):
             add_product(master, part, x)
+
+
+def joined_matrix(parts: list[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """The matrix that `parts` already are in `dtype`, one after the other in one memory; None where they are not. A
+    sharded drafter's weights are, whose masters lie elsewhere (`train/reduction.py`), and a single fp32 master is."""
+    first, memory, offset = parts[0], parts[0].untyped_storage().data_ptr(), parts[0].storage_offset()
+    for part in parts:
+        if part.dtype != dtype or part.untyped_storage().data_ptr() != memory or part.storage_offset() != offset:
+            return None
+        offset += part.numel()
+    rows, width = sum(len(part) for part in parts), first.shape[1]
+    return first.detach().as_strided((rows, width), (width, 1))
 
 
 def add_product(master: Tensor, dy: Tensor, x: Tensor) -> None:

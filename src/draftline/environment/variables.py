@@ -11,6 +11,7 @@ RELEVANT_PREFIXES = ("TORCH", "PYTORCH_", "INDUCTOR_", "TRITON_", "CUDA_", "CUBL
 COMPILER_PREFIXES = ("TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_COMPILE", "TORCH_ALLOW_TF32", "INDUCTOR_", "TRITON_")
 HARMLESS_ENDINGS = ("_CACHE_DIR", "_COMPILE_THREADS")  # where compiled code lies and how fast it comes
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+OWN_LAUNCH = "draftline-"  # how the names of draftline's own launches begin
 
 
 def relevant() -> dict[str, str]:
@@ -80,6 +81,11 @@ def run_id() -> str | None:
     """Name of this launch where torchrun was given one (--rdzv-id): the same again for ranks that it starts again."""
     value = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     return None if value == "none" else value
+
+
+def launched_here() -> bool:
+    """Whether draftline's own launcher started this rank: it then speaks for the run's end."""
+    return (run_id() or "").startswith(OWN_LAUNCH)
 
 
 def error_file() -> Path | None:

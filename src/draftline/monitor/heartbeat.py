@@ -1,7 +1,10 @@
-"""Signs of life: each rank says what it does and by when it will be done; another rank of its host ends it if not.
+"""Signs of life: each rank says what it does and how long it may take; another rank of its host ends it if it takes
+longer.
 
-A rank's page is a small file mapped by both sides. Waiting for another rank has no limit: the cause lies there, and
-that rank has a limit of its own. What is done for the first time compiles, and has a longer one: see `Limits`.
+A rank's page is a small file mapped by both sides. While a rank waits for another one its time stands still: the cause
+lies there, and that rank has a limit of its own. On a GPU it waits where its device does (`device_line.py`). That it
+waits is said anew each second, so a process frozen while it waits is found as well. What is done for the first time
+compiles, and has a longer limit: see `Limits`.
 """
 
 from __future__ import annotations
@@ -20,8 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
+from draftline.monitor.device_line import DeviceLine
+
 TEXT_BYTES = 512
-PAGE_BYTES = 8 + 8 + 2 * TEXT_BYTES  # deadline, pid, what it does, its error file
+NUMBERS = 6
+PAGE_BYTES = 8 * NUMBERS + 3 * TEXT_BYTES
 GRACE_S = 2.0  # to print its stack, before SIGKILL
 SLOWER = 5.0  # times its slowest so far that a phase may take where that is more than `stall_s`
 
@@ -42,13 +48,30 @@ def untraced(_kind: str, _detail: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-class Heart:
-    """One rank's page. `phase` and `waiting` are entered around every piece of work of a step."""
+@dataclass(frozen=True)
+class Doing:
+    kind: str
+    text: str
+    limit_s: float
+    waits: bool = False  # for another rank
 
-    def __init__(self, limits: Limits, path: Path | None, error_file: Path | None) -> None:
-        """path None: nobody watches. error_file: where torch's launcher looks for the reason of a rank's end."""
+
+class Heart:
+    """One rank's page. `phase` and `waiting` are entered around every piece of work of a step, `between` around the
+    loop that takes the steps; `poll` is called once a second by another thread."""
+
+    def __init__(
+        self, limits: Limits, path: Path | None, error_file: Path | None, line: DeviceLine | None = None
+    ) -> None:
+        """path None: nobody watches. error_file: where torch's launcher looks for the reason of a rank's end. line: of
+        the rank's GPU."""
         self.limits = limits
+        self.line = line
         self.longest_s: dict[str, float] = {}
+        self.waited_s = 0.0  # in `waiting`, and
+        self.held_s = 0.0  # outside of it while the device waited
+        self.polled_s = time.monotonic()
+        self.doing = Doing("", "starting", np.inf)
         self.path = path
         self.page: Page | None = None
         self.trace: Trace = untraced
@@ -57,111 +80,178 @@ class Heart:
                 file.truncate(PAGE_BYTES)
             self.page = Page(path)
             self.page.introduce(os.getpid(), str(error_file or ""))
+            self.show(self.doing)
             faulthandler.enable()  # SIGABRT from the watching rank prints every thread's stack
 
     @contextmanager
-    def phase(self, kind: str, detail: str = "", patience: float = 1.0) -> Iterator[None]:
-        """Work of this rank's own, limited by `patience` times what its kind has taken before."""
-        started = time.monotonic()
-        before = self.say(f"{kind} {detail}".strip(), started + patience * self.limit_s(kind))
+    def phase(self, kind: str, detail: str = "") -> Iterator[None]:
+        """Work of this rank's own, limited by what its kind has taken before."""
+        text = f"{kind} {detail}".strip()
+        started, waited_s, before = time.monotonic(), self.waited_s + self.held_s, self.doing
+        self.show(Doing(kind, text, self.limit_s(kind, self.longest_s)))
         try:
             with self.trace(kind, detail):
                 yield
         finally:
-            self.resume(before)
-        self.longest_s[kind] = max(self.longest_s.get(kind, 0.0), time.monotonic() - started)
+            self.show(before)
+        own_s = time.monotonic() - started - (self.waited_s + self.held_s - waited_s)
+        self.longest_s[kind] = max(self.longest_s.get(kind, 0.0), own_s)
+        self.mark(kind, text)
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Waiting for another rank."""
-        before = self.say(f"waiting for {what}", np.inf)
+    def between(self, text: str) -> Iterator[None]:
+        """What is done between the phases within: it has `stall_s`."""
+        before = self.doing
+        self.show(Doing("", text, self.limits.stall_s))
         try:
             yield
         finally:
-            self.resume(before)
+            self.show(before)
 
-    def limit_s(self, kind: str) -> float:
-        longest = self.longest_s.get(kind)
+    @contextmanager
+    def waiting(self, what: str, on_device: bool = False) -> Iterator[None]:
+        """Waiting for another rank; on_device: the GPU does, once it gets there, and the host goes on."""
+        before, started = self.doing, time.monotonic()
+        if on_device:
+            self.mark(before.kind, before.text)
+        self.show(Doing("", f"waiting for {what}", self.limits.stall_s, waits=True))
+        try:
+            yield
+        finally:
+            self.show(before)
+        self.waited_s += time.monotonic() - started
+        if on_device:
+            self.mark("", f"waiting for {what}", waits=True)
+
+    def mark(self, kind: str, text: str, waits: bool = False) -> None:
+        if self.line is not None:
+            self.line.mark(kind, text, waits)
+
+    def limit_s(self, kind: str, longest_s: dict[str, float]) -> float:
+        longest = longest_s.get(kind)
         return self.limits.start_up_s if longest is None else max(self.limits.stall_s, SLOWER * longest)
 
-    def say(self, text: str, deadline: float) -> tuple[str, float]:
-        """Show what is being done; returns what was shown before."""
-        if self.page is None:
-            return "", np.inf
-        before = self.page.text, self.page.deadline
-        self.page.show(text, deadline)
-        return before
-
-    def resume(self, before: tuple[str, float]) -> None:
+    def show(self, doing: Doing) -> None:
+        """Its time begins anew."""
+        self.doing = doing
         if self.page is not None:
-            self.page.show(*before)
+            self.page.host.show(doing.text, time.monotonic(), doing.limit_s)
+
+    def poll(self) -> None:
+        """Say whether this rank waits for another one now, and what its device is at."""
+        if self.page is None:
+            return
+        head = None if self.line is None else self.line.head()
+        now = time.monotonic()
+        if self.doing.waits or (head is not None and head.waits):
+            self.page.waited_until(now)
+            if not self.doing.waits:
+                self.held_s += now - self.polled_s
+        if self.line is None or head is None or head.waits:
+            self.page.device.show("", now, np.inf)
+        else:
+            limit_s = self.limit_s(head.kind, self.line.longest_s)
+            self.page.device.show(f"{head.text}, on the device", self.line.began_s(head), limit_s)
+        self.polled_s = now
+
+
+class Entry:
+    """A text and its time in a mapped file: float64 `since` on the host's monotonic clock, and seconds from there."""
+
+    def __init__(self, page: mmap.mmap, numbers_at: int, text_at: int) -> None:
+        self.map, self.text_at = page, text_at
+        self.numbers = np.frombuffer(page, np.float64, 2, offset=numbers_at)
+
+    def show(self, text: str, since_s: float, limit_s: float) -> None:
+        self.numbers[1] = np.inf  # so that no reader takes the new text with the old time
+        write_text(self.map, self.text_at, text)
+        self.numbers[0] = since_s
+        self.numbers[1] = limit_s
+
+    def late_s(self, now: float, waited_until: float = 0.0) -> float:
+        since, limit = self.numbers
+        return float(now - max(since, waited_until) - limit)
+
+    @property
+    def text(self) -> str:
+        return read_text(self.map, self.text_at)
 
 
 class Page:
-    """The mapped file: float64 deadline on the host's monotonic clock, int64 pid, two texts."""
+    """The mapped file: what the host does, what its device does, when the rank last waited for another one (float64),
+    pid (int64), error file."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
             self.map = mmap.mmap(file.fileno(), PAGE_BYTES)
-        self._deadline = np.frombuffer(self.map, np.float64, 1)
-        self._pid = np.frombuffer(self.map, np.int64, 1, offset=8)
+        texts = 8 * NUMBERS
+        self.host = Entry(self.map, 0, texts)
+        self.device = Entry(self.map, 16, texts + TEXT_BYTES)
+        self.error_at = texts + 2 * TEXT_BYTES
+        self._waited = np.frombuffer(self.map, np.float64, 1, offset=32)
+        self._pid = np.frombuffer(self.map, np.int64, 1, offset=40)
 
     def introduce(self, pid: int, error_file: str) -> None:
         self._pid[0] = pid
-        self.write_text(16 + TEXT_BYTES, error_file)
-        self.show("starting", np.inf)
+        write_text(self.map, self.error_at, error_file)
+        self.device.show("", 0.0, np.inf)
 
-    def show(self, text: str, deadline: float) -> None:
-        self._deadline[0] = np.inf  # so that no reader takes the new text with the old deadline
-        self.write_text(16, text)
-        self._deadline[0] = deadline
+    def waited_until(self, now: float) -> None:
+        self._waited[0] = now
 
-    @property
-    def deadline(self) -> float:
-        return float(self._deadline[0])
+    def overdue(self, now: float) -> tuple[str, float] | None:
+        """(what, seconds past its limit) where there is such."""
+        for text, late_s in (
+            (self.device.text, self.device.late_s(now)),
+            (self.host.text, self.host.late_s(now, float(self._waited[0]))),
+        ):
+            if late_s > 0:
+                return text, late_s
+        return None
 
     @property
     def pid(self) -> int:
         return int(self._pid[0])
 
     @property
-    def text(self) -> str:
-        return self.read_text(16)
-
-    @property
     def error_file(self) -> str:
-        return self.read_text(16 + TEXT_BYTES)
+        return read_text(self.map, self.error_at)
 
-    def write_text(self, at: int, text: str) -> None:
-        data = text.encode()[: TEXT_BYTES - 1]
-        self.map[at : at + len(data) + 1] = data + b"\0"
 
-    def read_text(self, at: int) -> str:
-        return self.map[at : at + TEXT_BYTES].split(b"\0", 1)[0].decode(errors="replace")
+def write_text(page: mmap.mmap, at: int, text: str) -> None:
+    data = text.encode()[: TEXT_BYTES - 1]
+    page[at : at + len(data) + 1] = data + b"\0"
+
+
+def read_text(page: mmap.mmap, at: int) -> str:
+    return page[at : at + TEXT_BYTES].split(b"\0", 1)[0].decode(errors="replace")
 
 
 class Watch(threading.Thread):
-    """Ends the rank behind `page` when its deadline has passed: its stack on its stderr, the reason where torch's
-    launcher looks for it, then SIGKILL."""
+    """Once a second: `poll` the own heart, and end the rank behind `page` when its time is over: its stack on its
+    stderr, the reason where torch's launcher looks for it, then SIGKILL."""
 
-    def __init__(self, page: Page, interval_s: float = 1.0) -> None:
+    def __init__(self, page: Page, poll: Callable[[], None], interval_s: float = 1.0) -> None:
         super().__init__(name="draftline-watch", daemon=True)
         self.page = page
+        self.poll = poll
         self.interval_s = interval_s
         self.ended = threading.Event()
         self.launcher = os.getppid()
 
     def run(self) -> None:
+        alive = True
         while not self.ended.wait(self.interval_s):
             if os.getppid() != self.launcher:  # nobody is left to report to: no rank outlives its launcher
                 os.kill(os.getpid(), signal.SIGKILL)
-            late_s = time.monotonic() - self.page.deadline
-            if late_s > 0:
-                self.end_it(late_s)
-                return
+            self.poll()
+            overdue = self.page.overdue(time.monotonic()) if alive else None
+            if overdue is not None:
+                self.end_it(*overdue)
+                alive = False
 
-    def end_it(self, late_s: float) -> None:
-        reason = f"stalled: no progress in '{self.page.text}', {late_s:.0f} s past its limit"
+    def end_it(self, what: str, late_s: float) -> None:
+        reason = f"stalled: no progress in '{what}', {late_s:.0f} s past its limit"
         if self.page.error_file:
             stamp = {"py_callstack": reason, "timestamp": str(int(time.time()))}
             Path(self.page.error_file).write_text(json.dumps({"message": {"message": reason, "extraInfo": stamp}}))

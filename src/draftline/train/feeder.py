@@ -30,7 +30,7 @@ class Feeder:
         setting, heart, clock = self.setting, self.setting.ranks.heart, self.setting.clock
         targets, mine = setting.ranks.plan.targets, setting.ranks.role.target
         first = first_step * setting.micro_batches_per_step
-        with Interruption():
+        with Interruption(), heart.between("capturing, between two phases"):
             for index in range(first, setting.total_micro_batches):
                 if index % targets != mine:
                     continue

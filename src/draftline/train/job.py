@@ -28,7 +28,7 @@ from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
 from draftline.monitor.phases import Phase, PhaseClock
-from draftline.records import Conversation, DrafterSpec, FeatureBatch, PackedBatch
+from draftline.records import Conversation, DrafterSpec
 from draftline.target.derive import derive_spec
 from draftline.target.frame import load_frame
 from draftline.target.load import Target, choose_device, load_target
@@ -135,19 +135,6 @@ class Job:
         drafters, mine = self.ranks.plan.drafters, self.ranks.role.drafter
         return [index for index in self.setting.micro_batches(step) if index % drafters == mine]
 
-    def most_micro_batches(self, step: int) -> int:
-        """Of any drafter rank; another has this many or one less."""
-        return -(-len(self.setting.micro_batches(step)) // self.ranks.plan.drafters)
-
-    def empty_batch(self) -> FeatureBatch:
-        """A micro-batch of padding: no block, no loss, a gradient of zeros."""
-        layout, device = self.setting.layout, self.target.device
-        shape = (layout.rows, layout.length)
-        zeros, nowhere = np.zeros(shape, dtype=np.int64), np.full(shape, -1, dtype=np.int64)
-        packed = PackedBatch(0, zeros, zeros.astype(bool), nowhere, zeros, nowhere)
-        flat = torch.zeros(layout.slot_bytes // layout.dtype.itemsize, dtype=layout.dtype, device=device)
-        return FeatureBatch(packed, *layout.views(flat))
-
 
 def prepare(recipe: Recipe, notices: Notices, ranks: Ranks, device: torch.device) -> Setting:
     """Load, derive and prove what this rank's role needs. Collective; raises InputError on every rank where any rank
@@ -187,9 +174,10 @@ def assemble(setting: Setting, notices: Notices, features: FeatureSource) -> Job
     drafter = Drafter(setting.spec)
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)
+    dtype = target.parts.head.weight.dtype if device.type == "cuda" else torch.float32
+    reduction = reduction_for(drafter, setting.ranks, dtype)
     step = DrafterStep(drafter, target.embed, target.parts.head, setting.loss, recipe.train.anchors, recipe.train.seed)
     step.clock = setting.clock
-    reduction = reduction_for(drafter, setting.ranks, device)
     optimizer = Optimizer(reduction.masters, recipe.optim, setting.total_steps, reduction.total_norm)
     capture = features.capture if isinstance(features, LocalChannel) else None
     job = Job(

@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 import yaml
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, Std, start_processes
-from torch.distributed.elastic.multiprocessing.api import RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from draftline.config import Recipe
@@ -35,10 +34,10 @@ from draftline.train.folder import RunFolder
 from draftline.train.interruption import SIGNALS
 from draftline.train.plan import Plan, World, make_plan, ranks_wanted
 
-LAUNCH = "draftline-"  # how the names of our own launches begin
 RESTARTS = 3  # where the recipe says nothing
 LAST_LINES = 12
 POLL_S = 0.1
+END_S = 3.0  # that ranks get to end by themselves once another has died; one in a collective on its GPU does not
 LOOPBACK = {
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
@@ -81,7 +80,7 @@ def launch(
     logs.mkdir(exist_ok=True)
     recipe_file = logs / "recipe.yaml"
     recipe_file.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
-    name = f"{LAUNCH}{os.getpid()}-{time.time_ns()}"
+    name = f"{variables.OWN_LAUNCH}{os.getpid()}-{time.time_ns()}"
     for attempt in range(restarts + 1):
         resume = attempt > 0 or bool(complete_checkpoints(folder.checkpoints))
         words = ("train", str(recipe_file), *(["--resume"] if resume else []))
@@ -170,11 +169,62 @@ def run_attempt(attempt: Attempt, rank_main: Callable[..., None] | None) -> Outc
     )
     outcome = Outcome()
     with forwarded_signals(context, outcome):
-        result = context.wait(period=POLL_S)
-    assert result is not None
-    if result.is_failed():
-        outcome.failure = find_cause(attempt.plan, result)
+        failures = wait_for_end(context)
+    if failures:
+        outcome.failure = failure_of(attempt.plan, context, find_cause(failures))
     return outcome
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank that ended badly; `later`: after others, by the launcher's own signal or not."""
+
+    failure: ProcessFailure
+    later: bool
+
+    @property
+    def is_consequence(self) -> bool:
+        code = self.failure.exitcode
+        ended_here = self.later and code in (-signal.SIGTERM, -signal.SIGKILL)
+        return ended_here or message_of(self.failure).startswith("PeerLost")
+
+
+def wait_for_end(context: PContext) -> list[Ended]:
+    """Until all ranks have ended; once one has ended badly the others are made to in END_S (torch itself takes 30 s
+    over ranks that hang in a collective). None where all went well."""
+    pids = context.pids()
+    while not (first := ended_badly(pids, context)):
+        result = context.wait(timeout=0)
+        if result is not None:
+            return [Ended(failure, False) for failure in result.failures.values()]
+        time.sleep(POLL_S)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        limit = time.monotonic() + END_S
+        running = [pid for pid in pids.values() if exit_code(pid) is None]
+        for pid in running:
+            os.kill(pid, number)
+        while any(exit_code(pid) is None for pid in running) and time.monotonic() < limit:
+            time.sleep(POLL_S)
+    last = ended_badly(pids, context)
+    context.close(signal.SIGKILL)
+    return [Ended(failure, rank not in first) for rank, failure in last.items()]
+
+
+def ended_badly(pids: dict[int, int], context: PContext) -> dict[int, ProcessFailure]:
+    """By rank."""
+    codes = {rank: exit_code(pid) for rank, pid in pids.items()}
+    return {r: ProcessFailure(r, pids[r], code, context.error_files[r]) for r, code in codes.items() if code}
+
+
+def exit_code(pid: int) -> int | None:
+    """None while the process runs, minus the signal's number where one has ended it. Leaves it to be waited for."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # has been waited for: it ended well, or `context` tells
+        return 0
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 @contextmanager
@@ -198,18 +248,17 @@ def forwarded_signals(context: PContext, outcome: Outcome) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def find_cause(plan: Plan, result: RunProcsResult) -> Failure:
-    """The failure that came first and is not the loss of another rank, with what that rank said last."""
-    failures = sorted(result.failures.values(), key=lambda failure: (is_consequence(failure), failure.timestamp))
-    cause = failures[0]
+def find_cause(ended: list[Ended]) -> ProcessFailure:
+    """The failure that came first and is not the loss of another rank."""
+    return min(ended, key=lambda one: (one.is_consequence, one.later, one.failure.timestamp)).failure
+
+
+def failure_of(plan: Plan, context: PContext, cause: ProcessFailure) -> Failure:
+    """With what the rank said last."""
     role = plan.roles[cause.local_rank]
-    logs = [result.stderrs[cause.local_rank], result.stdouts[cause.local_rank]]
+    logs = [context.stderrs[cause.local_rank], context.stdouts[cause.local_rank]]
     lines = [line for path in logs if path for line in tail(Path(path))]
     return Failure(f"rank {role.rank} ({role.name}, {role.device})", how_it_ended(cause), cause.exitcode, lines)
-
-
-def is_consequence(failure: ProcessFailure) -> bool:
-    return failure.exitcode == -signal.SIGTERM or message_of(failure).startswith("PeerLost")
 
 
 def message_of(failure: ProcessFailure) -> str:

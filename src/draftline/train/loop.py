@@ -86,7 +86,7 @@ class Loop:
 
         Raises Interrupted, or RunError with the watch's reason. Every rank comes here after the same step.
         """
-        with self.interruption:
+        with self.interruption, self.job.ranks.heart.between("training, between two phases"):
             self.steps()
             self.job.features.close()
             with self.job.ranks.heart.phase("last checkpoint"):
@@ -156,9 +156,7 @@ class Loop:
         """Wait for a launched step's numbers, then report, log and show them."""
         if launched is None:
             return
-        # with other drafters' sums in it, one of whom may be copying a checkpoint
-        patience = 1.0 if self.job.ranks.drafters is None else 3.0
-        on_device = self.job.ranks.heart.phase("step", f"{launched.step} on the device", patience)
+        on_device = self.job.ranks.heart.phase("settling", f"step {launched.step}")
         with on_device, self.phases.phase("settle"):
             numbers = launched.numbers.result()
         now = time.perf_counter()
@@ -189,6 +187,7 @@ class Loop:
             lr = job.optimizer.lr
             with self.phases.phase("optimizer"):
                 norm = job.optimizer.finish(weight_sum)
+                job.reduction.renew()
         lap = self.phases.lap()  # before the numbers: whoever has those can read the lap
         return Launched(self.step, HostNumbers(torch.cat([sums, norm.double()[None]])), lap, own.tokens, lr)
 
@@ -216,8 +215,6 @@ class Loop:
             tokens += batch.packed.tokens
             supervised += int(batch.packed.loss_mask.sum())
             documents += int(((batch.packed.position == 0) & (batch.packed.document >= 0)).sum())
-        if job.reduction.in_lockstep and len(own) < job.most_micro_batches(self.step):
-            job.step.forward_backward(job.empty_batch())
         return OwnSums(micro, tokens, supervised, documents)
 
     def report(self, launched: Launched, numbers: Tensor, seconds: float) -> StepReport:
@@ -242,9 +239,10 @@ class Loop:
         """Copy the state to the host now; rank 0 writes it while training goes on."""
         if self.step == self.saved_step:
             return
-        self.alarms.look(f"at step {self.step}")
-        self.note_checkpoint(wait=True)
         job = self.job
+        self.alarms.look(f"at step {self.step}")
+        with job.ranks.heart.phase("checkpoint", "before this one, being written"):
+            self.note_checkpoint(wait=True)
         state = {
             "step": self.step,
             "spec": asdict(job.spec),
@@ -253,7 +251,7 @@ class Loop:
             "identity": job.identity,
             "recipe": job.recipe.model_dump(mode="json"),
         }
-        with job.ranks.heart.phase("checkpoint", f"of step {self.step} copied"), self.phases.phase("checkpoint"):
+        with job.ranks.heart.phase("snapshot", f"of step {self.step}"), self.phases.phase("checkpoint"):
             snapshot = take_snapshot(job.drafter, job.optimizer, job.reduction, keep=job.ranks.first)
         self.saved_step = self.step
         if job.ranks.first:

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from draftline.config import PlacementSection
 from draftline.environment import variables
 from draftline.errors import InputError, PeerLost, PlainError
+from draftline.monitor.device_line import DeviceLine
 from draftline.monitor.heartbeat import Heart, Limits, Page, Watch
 from draftline.train.plan import Plan, Role, World, make_plan
 from draftline.train.rendezvous import meet
@@ -51,7 +52,7 @@ class Ranks:
         """Sum in place; the order is fixed, so that a repeated run is the same run. On a GPU the host does not wait."""
         if self.drafters is None:
             return
-        with self.collective("the other drafters' sums"):
+        with self.collective("the other drafters' sums", tensor.device):
             dist.all_reduce(tensor, group=self.drafters)
 
     def gather(self, value: Any) -> list[Any]:
@@ -89,8 +90,9 @@ class Ranks:
             dist.broadcast_object_list(said, self.plan.target_ranks(self.role.target)[0], group=self.replica)
         return said[0]
 
-    def collective(self, what: str) -> AbstractContextManager[None]:
-        return Collective(self.heart, what)
+    def collective(self, what: str, device: torch.device | None = None) -> AbstractContextManager[None]:
+        """Around one; device: of its tensors, None where it is of Python objects."""
+        return Collective(self.heart, what, device is not None and device.type == "cuda")
 
     def leave(self) -> None:
         """Every rank arrives here at the end of a run that went well."""
@@ -105,8 +107,8 @@ class Ranks:
 class Collective(AbstractContextManager[None]):
     """Around a collective: the heart shows the wait, and torch's error for a lost peer gets its name."""
 
-    def __init__(self, heart: Heart, what: str) -> None:
-        self.inner = heart.waiting(what)
+    def __init__(self, heart: Heart, what: str, on_device: bool) -> None:
+        self.inner = heart.waiting(what, on_device)
         self.what = what
 
     def __enter__(self) -> None:
@@ -130,7 +132,9 @@ def join(placement: PlacementSection, device: torch.device) -> Ranks:
     world = World(variables.world_size(), variables.local_world_size(), device.type)
     plan, rank = make_plan(placement, world), variables.rank()
     folder = Path(tempfile.mkdtemp(prefix="draftline-"))
-    heart = Heart(Limits(placement.stall_s, placement.start_up_s), folder / "heart", variables.error_file())
+    line = DeviceLine() if device.type == "cuda" else None
+    limits = Limits(placement.stall_s, placement.start_up_s)
+    heart = Heart(limits, folder / "heart", variables.error_file(), line)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store = meet(placement.start_up_s)
     limit = timedelta(seconds=placement.start_up_s)
@@ -138,7 +142,7 @@ def join(placement: PlacementSection, device: torch.device) -> Ranks:
     cards: list[Any] = [None] * world.ranks
     dist.all_gather_object(cards, (f"{platform.node()}/{rank // world.ranks_per_host}", str(heart.path)))
     hosts = tuple(card[0] for card in cards)
-    watch = watch_neighbour(rank, hosts, [card[1] for card in cards])
+    watch = watch_neighbour(rank, hosts, [card[1] for card in cards], heart)
     dist.all_gather_object(cards, None)  # every page has been opened
     (folder / "heart").unlink()
     folder.rmdir()
@@ -163,11 +167,11 @@ def with_groups(ranks: Ranks) -> Ranks:
     )
 
 
-def watch_neighbour(rank: int, hosts: tuple[str, ...], hearts: list[str]) -> Watch:
+def watch_neighbour(rank: int, hosts: tuple[str, ...], hearts: list[str], own: Heart) -> Watch:
     """Each rank watches the next one of its host; the only rank of a host watches itself."""
     local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     neighbour = local[(local.index(rank) + 1) % len(local)]
-    watch = Watch(Page(Path(hearts[neighbour])))
+    watch = Watch(Page(Path(hearts[neighbour])), own.poll)
     watch.start()
     return watch
 

@@ -1,27 +1,28 @@
 """Gradients over several drafter ranks: undivided sums, summed again over the ranks, divided once by the optimizer.
 
 `Replicas`: every rank holds the whole drafter; gradients live in one buffer, so that one all-reduce serves all of them.
-`Shards`: FSDP2 spreads the layers; it sums their gradients itself, without its usual division by the ranks.
+`Shards`: every rank computes with whole weights and keeps 1/N of their fp32 masters, summed gradients and moments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 
 from draftline.drafter.model import Drafter
-from draftline.errors import InputError
 from draftline.train.ranks import Ranks
+
+NEW_NAMES = hasattr(dist, "reduce_scatter_single")  # torch 2.13 on; the old ones warn there
+reduce_scatter = dist.reduce_scatter_single if NEW_NAMES else dist.reduce_scatter_tensor
+all_gather = dist.all_gather_single if NEW_NAMES else dist.all_gather_into_tensor
 
 
 class Reduction(Protocol):
-    masters: nn.Module  # what the optimizer steps: the drafter, or this rank's part of each of its parameters, in order
-    in_lockstep: bool  # whether every rank must run as many micro-batches as the others
+    masters: nn.Module  # what the optimizer steps
 
     def begin(self) -> None:
         """Before a step's first micro-batch."""
@@ -32,17 +33,19 @@ class Reduction(Protocol):
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         """Norm of the whole gradient, of which `gradients` are this rank's part."""
 
-    def whole(self, index: int, part: Tensor) -> Tensor:
-        """The whole of parameter `index`, or of its moments, from this rank's part. Collective."""
+    def renew(self) -> None:
+        """After masters have changed: the drafter computes with them."""
 
-    def part(self, index: int, whole: Tensor) -> Tensor:
-        """This rank's part of a whole tensor."""
+    def gathered(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Tensors of the masters by "number.name", as whole ones of the drafter's parameters; numbers count in the
+        order of either. Each is valid until the next. Collective; between steps only."""
+
+    def parts(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The other way: from whole tensors of the drafter's parameters to this rank's of its masters."""
 
 
 class Alone:
     """One drafter rank: nothing to sum."""
-
-    in_lockstep = False
 
     def __init__(self, drafter: Drafter) -> None:
         self.masters: nn.Module = drafter
@@ -56,11 +59,14 @@ class Alone:
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         return nn.utils.get_total_norm(gradients)
 
-    def whole(self, index: int, part: Tensor) -> Tensor:
-        return part
+    def renew(self) -> None:
+        pass
 
-    def part(self, index: int, whole: Tensor) -> Tensor:
-        return whole
+    def gathered(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        yield from tensors.items()
+
+    def parts(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return tensors
 
 
 class Replicas(Alone):
@@ -69,94 +75,126 @@ class Replicas(Alone):
     def __init__(self, drafter: Drafter, ranks: Ranks) -> None:
         super().__init__(drafter)
         self.ranks = ranks
-        self.buffer = GradientBuffer(list(drafter.parameters()))
+        self.gradients = Joined(list(drafter.parameters()), torch.float32)
 
     def begin(self) -> None:
-        self.buffer.clear()
+        self.gradients.become_gradients()
 
     def reduce(self) -> None:
-        self.ranks.sum_over_drafters(self.buffer.flat)
+        self.ranks.sum_over_drafters(self.gradients.flat)
 
 
 class Shards:
-    """Layers, their gradients and their moments spread over the drafter ranks; fc and the norms stay whole on each."""
+    """The matrices lie one after the other, and rank r of N owns the r-th of N equal parts of all their numbers: its
+    fp32 masters, moments and summed gradient. The drafter's own parameters are the whole working copy in `dtype`,
+    renewed by one all-gather a step; gradients add up in a whole fp32 buffer over the micro-batches and are
+    reduce-scattered once a step. Norms and biases stay whole on every rank.
 
-    in_lockstep = True
+    Bytes a parameter: (4 masters + 8 moments + 4 summed gradient) / N + 4 gradients + the copy's 2 in bf16. Where
+    `dtype` is float32 the masters are a part of the copy itself.
+    """
 
-    def __init__(self, drafter: Drafter, ranks: Ranks, device: torch.device) -> None:
+    def __init__(self, drafter: Drafter, ranks: Ranks, dtype: torch.dtype) -> None:
         assert ranks.drafters is not None
-        self.ranks = ranks
-        mesh = DeviceMesh.from_group(ranks.drafters, device.type)
-        for layer in drafter.layers:
-            sharded = fully_shard(layer, mesh=mesh)
-            assert isinstance(sharded, FSDPModule)
-            sharded.set_gradient_divide_factor(1.0)
-            sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no other sum, and none is wanted
-        whole = list(drafter.parameters())
-        self.spread = {index: p for index, p in enumerate(whole) if isinstance(p, DTensor)}
-        self.buffer = GradientBuffer([p for index, p in enumerate(whole) if index not in self.spread])
-        local = {index: nn.Parameter(p.to_local().detach()) for index, p in self.spread.items()}  # the same storage
-        self.parts = [local.get(index, p) for index, p in enumerate(whole)]
-        self.masters: nn.Module = nn.ParameterList(self.parts)
+        self.ranks, self.group = ranks, ranks.drafters
+        parameters = list(drafter.parameters())
+        self.matrix_numbers = [number for number, p in enumerate(parameters) if p.dim() > 1]
+        self.vector_numbers = [number for number, p in enumerate(parameters) if p.dim() <= 1]
+        self.matrices = [parameters[number] for number in self.matrix_numbers]
+        vectors = [parameters[number] for number in self.vector_numbers]
+        self.gradients = Joined(self.matrices, torch.float32, self.group.size())
+        self.vector_gradients = Joined(vectors, torch.float32)
+        self.weights = Joined(self.matrices, dtype, self.group.size())
+        self.part = nn.Parameter(self.spread(dtype))
+        self.masters: nn.Module = nn.ParameterList([self.part, *vectors])
+
+    @torch.no_grad()
+    def spread(self, dtype: torch.dtype) -> Tensor:
+        """Make the drafter's parameters the working copy; returns this rank's masters. The gradients' buffer holds
+        the fp32 weights meanwhile."""
+        torch._foreach_copy_(self.gradients.views, [p.detach() for p in self.matrices])
+        self.weights.flat.copy_(self.gradients.flat)
+        for parameter, view in zip(self.matrices, self.weights.views, strict=True):
+            parameter.data = view
+            parameter.grad_dtype = torch.float32  # whatever dtype the copy has
+        return self.mine(self.weights) if dtype == torch.float32 else self.mine(self.gradients).clone()
+
+    def mine(self, joined: Joined) -> Tensor:
+        return joined.flat.chunk(self.group.size())[self.group.rank()]
 
     def begin(self) -> None:
-        self.buffer.clear()
-        for parameter in self.spread.values():
-            parameter.grad = None
+        self.gradients.become_gradients()
+        self.vector_gradients.become_gradients()
 
     def reduce(self) -> None:
-        self.ranks.sum_over_drafters(self.buffer.flat)
-        for index, parameter in self.spread.items():
-            assert isinstance(parameter.grad, DTensor)
-            self.parts[index].grad = parameter.grad.to_local()
+        self.part.grad = torch.empty_like(self.part)
+        with self.ranks.collective("the other drafters' gradients", self.part.device):
+            reduce_scatter(self.part.grad, self.gradients.flat, group=self.group)
+        self.ranks.sum_over_drafters(self.vector_gradients.flat)
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
-        local = [self.parts[index].grad for index in self.spread]
-        squares = nn.utils.get_total_norm([g for g in local if g is not None]).square()
+        """gradients: of `masters`, the part's first."""
+        squares = gradients[0].norm().square()
         self.ranks.sum_over_drafters(squares)
-        return (squares + self.buffer.flat.norm().square()).sqrt()
+        return (squares + self.vector_gradients.flat.norm().square()).sqrt()
 
-    def whole(self, index: int, part: Tensor) -> Tensor:
-        like = self.spread.get(index)
-        if like is None or part.dim() == 0:
-            return part
-        if isinstance(part, DTensor):
-            return part.full_tensor()
-        spread = DTensor.from_local(
-            part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-        )
-        return spread.full_tensor()
+    @torch.no_grad()
+    def renew(self) -> None:
+        self.mine(self.weights).copy_(self.part)
+        with self.ranks.collective("the other drafters' weights", self.part.device):
+            all_gather(self.weights.flat, self.mine(self.weights), group=self.group)
+        torch.autograd.graph.increment_version(self.matrices)  # for working copies made of these
 
-    def part(self, index: int, whole: Tensor) -> Tensor:
-        like = self.spread.get(index)
-        if like is None or whole.dim() == 0:
-            return whole
-        chunks = list(whole.chunk(like.device_mesh.size(), dim=0))  # as FSDP2 cuts them
-        mine = like.device_mesh.get_local_rank()
-        return chunks[mine] if mine < len(chunks) else whole[:0]
+    def gathered(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for key, part in tensors.items():
+            number, name = key.split(".")
+            if number != "0":
+                yield f"{self.vector_numbers[int(number) - 1]}.{name}", part
+                continue
+            whole = [part] * len(self.matrices)  # a step count
+            if part.dim():
+                with self.ranks.collective("the other drafters' state", self.part.device):
+                    all_gather(self.gradients.flat, part, group=self.group)
+                whole = self.gradients.views
+            yield from ((f"{number}.{name}", t) for number, t in zip(self.matrix_numbers, whole, strict=True))
+
+    def parts(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        names = dict.fromkeys(key.split(".")[1] for key in tensors)
+        parts: dict[str, Tensor] = {}
+        for name in names:
+            whole = [tensors[f"{number}.{name}"] for number in self.matrix_numbers]
+            parts[f"0.{name}"] = self.mine(Joined.of(whole, self.group.size())) if whole[0].dim() else whole[0]
+            for number, vector in enumerate(self.vector_numbers, start=1):
+                parts[f"{number}.{name}"] = tensors[f"{vector}.{name}"]
+        return parts
 
 
-class GradientBuffer:
-    """One float32 buffer that holds the gradients of all its parameters, one after the other."""
+class Joined:
+    """One buffer that holds a tensor for each of `like`, one after the other, and zeros up to a multiple of `parts`."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-        self.flat = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
-        parts = self.flat.split([p.numel() for p in parameters])
-        self.views = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+    def __init__(self, like: list[Tensor] | list[nn.Parameter], dtype: torch.dtype, parts: int = 1) -> None:
+        self.like = like
+        sizes = [t.numel() for t in like]
+        total = -(-sum(sizes) // parts) * parts
+        self.flat = torch.zeros(total, dtype=dtype, device=like[0].device)
+        pieces = self.flat[: sum(sizes)].split(sizes)
+        self.views = [piece.view_as(t) for piece, t in zip(pieces, like, strict=True)]
 
-    def clear(self) -> None:
+    @staticmethod
+    def of(tensors: list[Tensor], parts: int) -> Joined:
+        joined = Joined(tensors, tensors[0].dtype, parts)
+        torch._foreach_copy_(joined.views, tensors)
+        return joined
+
+    def become_gradients(self) -> None:
+        """Zero, and the gradients of the parameters."""
         self.flat.zero_()
-        for parameter, view in zip(self.parameters, self.views, strict=True):
+        for parameter, view in zip(self.like, self.views, strict=True):
             parameter.grad = view
 
 
-def reduction_for(drafter: Drafter, ranks: Ranks, device: torch.device) -> Reduction:
+def reduction_for(drafter: Drafter, ranks: Ranks, dtype: torch.dtype) -> Reduction:
+    """dtype: what the drafter's products are computed in. Before anything else holds the drafter's parameters."""
     if ranks.drafters is None:
         return Alone(drafter)
-    if ranks.plan.sharded and device.type == "cuda":
-        raise InputError(
-            "placement.sharded: the written-out step on CUDA keeps every weight whole on its device",
-            "leave placement.sharded out; a split keeps the target's memory off the drafter's devices",
-        )
-    return Shards(drafter, ranks, device) if ranks.plan.sharded else Replicas(drafter, ranks)
+    return Shards(drafter, ranks, dtype) if ranks.plan.sharded else Replicas(drafter, ranks)

@@ -133,7 +133,8 @@ def train_rank(recipe: Recipe, resume: bool) -> dict[str, Any]:
         source = ends if isinstance(ends, FeatureInbox) else colocated_source(setting, notices)
         return train_drafter(setting, folder, source, Spoken(notices, alarms), resume)
     except Interrupted as interruption:
-        notices.say(str(interruption))
+        if not variables.launched_here():
+            notices.say(str(interruption))
         return {}
     except PeerLost:
         time.sleep(PEER_GRACE_S)
@@ -161,9 +162,10 @@ def rank_folder(recipe: Recipe, ranks: Ranks, resume: bool) -> RunFolder:
 def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, notices: Notices) -> None:
     """A capturing rank's whole run."""
     ranks = setting.ranks
-    feeder = ranks.together(lambda: Feeder(setting, feature_capture(setting, notices), outbox))
-    ranks.together(lambda: prove_target(setting, notices))  # while the drafters pass their preflight,
-    first_step = ranks.gather(ranks.together(lambda: 0))[0]  # and find the step to go on from
+    with ranks.heart.phase("preparation"):
+        feeder = ranks.together(lambda: Feeder(setting, feature_capture(setting, notices), outbox))
+        ranks.together(lambda: prove_target(setting, notices))  # while the drafters pass their preflight,
+        first_step = ranks.gather(ranks.together(lambda: 0))[0]  # and find the step to go on from
     with Monitoring(setting, folder, fingerprint()) as monitoring:
         log, _ = monitoring.enter(notices)
         feeder.log = log
@@ -180,8 +182,9 @@ def train_drafter(
     """A training rank's whole run; rank 0 also exports, evaluates and summarises."""
     ranks, recipe, notices, alarms = setting.ranks, setting.recipe, spoken.notices, spoken.alarms
     alarms.look("after the target was loaded")
-    job = ranks.together(lambda: ready(setting, notices, source, folder))
-    passed = ranks.together(lambda: preflight_of(job, folder, notices))
+    with ranks.heart.phase("preparation"):
+        job = ranks.together(lambda: ready(setting, notices, source, folder))
+        passed = ranks.together(lambda: preflight_of(job, folder, notices))
     with Monitoring(setting, folder, fingerprint()) as monitoring:
         log, watchman = monitoring.enter(notices)
         loop = Loop(job, folder, log, progress_of(job, notices), watchman, Watch(job, folder, log, notices), alarms)
@@ -238,8 +241,8 @@ def ready(setting: Setting, notices: Notices, source: FeatureSource, folder: Run
 
 def preflight_of(job: Job, folder: RunFolder, notices: Notices) -> Preflight | None:
     """Every rank that makes its own features passes the gates. A rank that receives them has none to prove anything on
-    before the channels flow, and one that holds shards cannot take a step for trial: that is said."""
-    if job.capture is not None and not job.ranks.plan.sharded:
+    before the channels flow: that is said."""
+    if job.capture is not None:
         return preflight(job, folder, notices)
     notices.section("preflight")
     notices.say("  not in this placement: `draftline check` and one colocated rank prove the same target and drafter")
@@ -279,8 +282,9 @@ def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
     job, folder = loop.job, loop.folder
     notices.section("training")
     if job.step.fused is not None:
-        warm_up(job.step, [job.stream.batch(0)], job.target.dtype, loop.alarms.guard)
-        found = measure(job.step, job.stream.batch(0), job.target.dtype, measure_rates(job.target.device))
+        with job.ranks.heart.phase("warm-up"):
+            warm_up(job.step, [job.stream.batch(0)], job.target.dtype, loop.alarms.guard)
+            found = measure(job.step, job.stream.batch(0), job.target.dtype, measure_rates(job.target.device))
         notices.facts({"kernels": f"{loop.alarms.guard.kernels} compiled or loaded", "roofline": judge(found)})
     started = time.perf_counter()
     with loop.progress:

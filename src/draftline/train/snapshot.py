@@ -27,14 +27,13 @@ class Snapshot:
 @torch.no_grad()
 def take_snapshot(drafter: Drafter, optimizer: Optimizer, reduction: Reduction, keep: bool) -> Snapshot:
     """Copies in host memory. Collective over drafter ranks that hold shards; `keep` is false on all but the writer."""
+    names = [name for name, _ in drafter.named_parameters()]
     weights: dict[str, Tensor] = {}
-    for index, (name, parameter) in enumerate(drafter.named_parameters()):
-        whole = reduction.whole(index, parameter.detach())
+    for key, whole in reduction.gathered(master_tensors(reduction)):
         if keep:
-            weights[name] = host_copy(whole)
+            weights[names[int(key.split(".")[0])]] = host_copy(whole)
     moments: dict[str, Tensor] = {}
-    for key, part in optimizer.state_tensors().items():
-        whole = reduction.whole(int(key.split(".")[0]), part)
+    for key, whole in reduction.gathered(optimizer.state_tensors()):
         if keep:
             moments[key] = host_copy(whole)
     return Snapshot(weights, moments)
@@ -49,13 +48,17 @@ def host_copy(tensor: Tensor) -> Tensor:
 def restore_snapshot(checkpoint: Checkpoint, drafter: Drafter, optimizer: Optimizer, reduction: Reduction) -> None:
     """Every drafter rank reads the checkpoint and keeps its own part. Raises InputError where it is not whole."""
     weights = checkpoint.drafter_tensors()
-    for index, ((name, _), master) in enumerate(
-        zip(drafter.named_parameters(), reduction.masters.parameters(), strict=True)
-    ):
-        master.copy_(reduction.part(index, weights[name]))
-    moments = checkpoint.optimizer_tensors()
-    parts = {key: reduction.part(int(key.split(".")[0]), whole) for key, whole in moments.items()}
-    optimizer.load_state_tensors(parts, checkpoint.step)
+    whole = {f"{number}.master": weights[name] for number, (name, _) in enumerate(drafter.named_parameters())}
+    masters = master_tensors(reduction)
+    for key, part in reduction.parts(whole).items():
+        masters[key].copy_(part)
+    reduction.renew()
+    optimizer.load_state_tensors(reduction.parts(checkpoint.optimizer_tensors()), checkpoint.step)
+
+
+def master_tensors(reduction: Reduction) -> dict[str, Tensor]:
+    """The masters by "number.master"; writing into them changes the masters."""
+    return {f"{number}.master": p.detach() for number, p in enumerate(reduction.masters.parameters())}
 
 
 class CheckpointWriter:

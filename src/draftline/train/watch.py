@@ -48,9 +48,8 @@ class Watch:
         self.rate = 0.0
 
     def can_decode(self) -> bool:
-        """Not where the target has no layers to run, or the drafter is spread over ranks."""
-        whole = self.job.target.has_layers and not self.job.ranks.plan.sharded
-        return bool(self.job.recipe.eval.every) and whole
+        """Not where the target has no layers to run."""
+        return bool(self.job.recipe.eval.every) and self.job.target.has_layers
 
     def is_due(self, step: int) -> bool:
         """Whether `look` wants to be called now that so many steps are done."""
@@ -158,7 +157,6 @@ def answer_row(prompt: list[int], answer: list[int]) -> TokenRow:
 
 @torch.no_grad()
 def samples_of(job: Job) -> dict[str, torch.Tensor]:
-    """Up to SAMPLED numbers of each tensor, evenly from all of what this rank holds of it."""
-    names = [name for name, _ in job.drafter.named_parameters()]
-    flat = {name: p.detach().flatten() for name, p in zip(names, job.optimizer.parameters, strict=True)}
+    """Up to SAMPLED numbers of each tensor that the drafter computes with, evenly from all of it."""
+    flat = {name: p.detach().flatten() for name, p in job.drafter.named_parameters()}
     return {name: values[:: max(1, len(values) // SAMPLED)][:SAMPLED].clone() for name, values in flat.items()}
