@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from worlds import run_world
 
 from command import draftline_here
-from draftline.monitor.events import RunEnded, Step, read_events
+from draftline.monitor.events import Evaluation, RunEnded, Step, read_events
 from draftline.records import StepReport
 from runs import assert_same_bits, write_recipe
 
@@ -91,9 +92,29 @@ def test_features_between_hosts_are_the_same_bits(home: Path) -> None:
     assert_same_bits(trained(home, "distributed", *words) / LAST, home / "one" / LAST)
 
 
-def test_sharded_layers_take_the_same_steps(home: Path) -> None:
-    sharded = trained(home, "sharded", "placement.drafters=2", "placement.sharded=true")
+def test_a_sharded_drafter_takes_the_same_steps(home: Path) -> None:
+    """Also the rank that has no micro-batch in a step's last round; rank 0 decodes with it on the way."""
+    words = ["placement.drafters=2", "placement.sharded=true", "eval.every=4", "eval.every_prompts=1"]
+    sharded = trained(home, "sharded", *words)
     assert_close(sharded / LAST, two(home) / LAST)
+    found, expected = reports(sharded), reports(two(home))
+    assert [report.loss for report in found] == pytest.approx([report.loss for report in expected], rel=1e-5)
+    assert [report.grad_norm for report in found] == pytest.approx([r.grad_norm for r in expected], rel=1e-4)
+    events = [logged.event for logged in read_events(sharded / "events.jsonl").events]
+    assert [event.report.trained_steps for event in events if isinstance(event, Evaluation)] == [4, 8]
+
+
+@pytest.mark.parametrize("words", [[], ["placement.drafters=3", "placement.sharded=true"]], ids=["one", "three"])
+def test_a_sharded_run_goes_on_with_another_number_of_ranks(home: Path, tmp_path: Path, words: list[str]) -> None:
+    sharded = trained(home, "sharded", "placement.drafters=2", "placement.sharded=true")
+    run = tmp_path / "run"
+    shutil.copytree(sharded / "checkpoints/step-0000004", run / "checkpoints/step-0000004")
+    ended = run_world(home / "recipe.yaml", f"train.out={run}", *words, resume=True, ranks=None if words else 1)
+    assert ended.code == 0, ended.out
+    assert_close(run / LAST, sharded / LAST)
+    seen, whole = reports(run), reports(sharded)[4:]
+    assert [(r.step, r.tokens) for r in seen] == [(r.step, r.tokens) for r in whole]
+    assert [r.loss for r in seen] == pytest.approx([r.loss for r in whole], rel=1e-4)
 
 
 def test_target_shards_give_the_features_of_the_whole(home: Path) -> None:
