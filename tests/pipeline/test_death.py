@@ -7,14 +7,12 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from worlds import end_of, run_world, start_world
+from worlds import Fault, busy, end_of, killed, raises, run_world, start_world
 
 import draftline.train.checkpoint as checkpoint
 from command import draftline_here
@@ -30,46 +28,6 @@ LAST = Path("checkpoints/step-0000008")
 TWO_SLOTS = "placement.channel_gib=5.0e-5"  # so that capture is not yet done with everything when it is disturbed
 SPLIT = ["placement.kind=split", "placement.targets=1", "placement.drafters=1", TWO_SLOTS]
 TWO = ["placement.drafters=2"]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens to one rank of the first attempt at the nth call of a method."""
-
-    rank: int
-    owner: Any
-    method: str
-    call: int
-    happens: Callable[[], None]
-
-    def __call__(self) -> None:
-        if os.environ["RANK"] != str(self.rank) or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
-            return
-        whole, calls = getattr(self.owner, self.method), [0]
-
-        def broken(*args: Any, **words: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == self.call:
-                self.happens()
-            return whole(*args, **words)
-
-        setattr(self.owner, self.method, broken)
-
-
-def killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def frozen() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def busy() -> None:
-    time.sleep(3600)
-
-
-def raises() -> None:
-    raise ValueError("a fault of this test's making")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +67,6 @@ def test_a_rank_that_dies_is_named_and_the_weights_are_the_same_bits(
     ("fault", "said"),
     [
         (Fault(1, Optimizer, "finish", 6, killed), "rank 1 (target 1 + drafter 1, cpu): ended by SIGKILL"),
-        (Fault(1, DrafterStep, "forward_backward", 6, frozen), "stalled: no progress in 'forward and backward"),
         (Fault(1, DrafterStep, "forward_backward", 6, busy), "stalled: no progress in 'forward and backward"),
     ],
 )
@@ -168,7 +125,7 @@ def test_a_signal_saves_first_and_all_ranks_leave_at_one_step(
     os.kill(process.pid, number)
     ended = end_of(process, log)
     assert ended.code == code, ended.out
-    assert "saved: go on with --resume" in ended.out
+    assert ended.out.count("interrupted by") == 1 and "saved: go on with --resume" in ended.out
     assert checkpoint_names(run)[-1] in ("step-0000006", "step-0000007")
     ended = run_world(home / "recipe.yaml", f"train.out={run}", *TWO, resume=True)
     assert ended.code == 0, ended.out

@@ -99,3 +99,43 @@ def launcher(
     run.train = verb  # the verb parses its words, answers errors and chooses the exit code
     sys.argv = ["draftline", "train", str(recipe), *overrides, *(["--resume"] if resume else [])]
     main()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to one rank of the first attempt at the nth call of a method."""
+
+    rank: int
+    owner: Any
+    method: str
+    call: int
+    happens: Callable[[], None]
+
+    def __call__(self) -> None:
+        if os.environ["RANK"] != str(self.rank) or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+            return
+        whole, calls = getattr(self.owner, self.method), [0]
+
+        def broken(*args: Any, **words: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == self.call:
+                self.happens()
+            return whole(*args, **words)
+
+        setattr(self.owner, self.method, broken)
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def frozen() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def busy() -> None:
+    time.sleep(3600)
+
+
+def raises() -> None:
+    raise ValueError("a fault of this test's making")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafter_samples import make_spec, random_drafter
 from draftline.config import OptimSection
 from draftline.drafter.model import Drafter
 from draftline.train.optimizer import Optimizer
 from draftline.train.ranks import Ranks
 from draftline.train.reduction import Shards
 from draftline.train.snapshot import take_snapshot
-from drafter_samples import make_spec, random_drafter
 from sharding import in_ranks
 
 STEPS = 5
@@ -71,7 +71,7 @@ def test_it_takes_the_steps_of_a_whole_drafter(size: int, dtype: torch.dtype, tm
         for name, value in masters.items():
             torch.testing.assert_close(found["masters"][name], value, rtol=1e-5, atol=1e-6)
             copy = found["masters"][name].to(dtype if value.dim() > 1 else torch.float32)
-            assert torch.equal(found["copy"][name], copy)  # what it computes with: the masters' own rounding, bit for bit
+            assert torch.equal(found["copy"][name], copy)  # the masters' own rounding, bit for bit
         for name, value in moments.items():
             torch.testing.assert_close(found["moments"][name], value, rtol=1e-4, atol=1e-6)
         assert all(found["again"].values())

@@ -8,9 +8,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
+
+
+class End(Protocol):
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+
+
+def recorded() -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record()
+    return event
 
 
 @dataclass(frozen=True)
@@ -20,7 +33,7 @@ class Queued:
     kind: str
     text: str
     waits: bool  # for other ranks
-    end: torch.cuda.Event
+    end: End
     since_s: float  # time.monotonic when all of it was queued
 
 
@@ -28,15 +41,14 @@ class Queued:
 class DeviceLine:
     """`mark` is called by the thread that queues work, `head` by one other."""
 
+    record: Callable[[], End] = recorded
     queue: deque[Queued] = field(default_factory=deque)
     passed_s: float = 0.0  # when `head` saw the last end behind it
     longest_s: dict[str, float] = field(default_factory=dict)  # by kind, to the interval between two looks
 
     def mark(self, kind: str, text: str, waits: bool = False) -> None:
         """What has been queued since the last mark was `kind`."""
-        end = torch.cuda.Event()
-        end.record()
-        self.queue.append(Queued(kind, text, waits, end, time.monotonic()))
+        self.queue.append(Queued(kind, text, waits, self.record(), time.monotonic()))
 
     def head(self) -> Queued | None:
         """What the device is at; None where it has done all that is marked."""
