@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,18 +33,35 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 @contextmanager
 def compiling_together() -> Iterator[None]:
     """Kernels launched inside are compiled, all at once in threads, and not run: what they would write stays as it was
-    allocated. Leaves when all are ready to run, compiled or from the cache, and raises what the compiler raised."""
+    allocated. Leaves when all are ready to run, compiled or from the cache, and raises what the compiler raised.
+
+    One process of a cache does so at a time: the others then find its kernels there, instead of compiling the same ones
+    on the same cores.
+    """
     kernels: list[Any] = []
     token = compiled.set(kernels)
     try:
-        with ThreadPoolExecutor(
-            min(COMPILERS, os.cpu_count() or 1), initializer=use_device, initargs=(device(),)
-        ) as pool:
+        with (
+            turn(),
+            ThreadPoolExecutor(
+                min(COMPILERS, os.cpu_count() or 1), initializer=use_device, initargs=(device(),)
+            ) as pool,
+        ):
             with triton.AsyncCompileMode(pool):
                 yield
             list(pool.map(attrgetter("run"), finished(kernels)))  # which builds its launcher in C and loads it
     finally:
         compiled.reset(token)
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Held by one process at a time of those that share Triton's cache; given up at its death too."""
+    folder = Path(triton.knobs.cache.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "compiling.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def finished(kernels: list[Any]) -> list[Any]:
