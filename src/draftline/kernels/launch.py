@@ -41,12 +41,8 @@ def compiling_together() -> Iterator[None]:
     kernels: list[Any] = []
     token = compiled.set(kernels)
     try:
-        with (
-            turn(),
-            ThreadPoolExecutor(
-                min(COMPILERS, os.cpu_count() or 1), initializer=use_device, initargs=(device(),)
-            ) as pool,
-        ):
+        threads = min(COMPILERS, os.cpu_count() or 1)
+        with turn(), ThreadPoolExecutor(threads, "kernel", use_device, (device(),)) as pool:
             with triton.AsyncCompileMode(pool):
                 yield
             list(pool.map(attrgetter("run"), finished(kernels)))  # which builds its launcher in C and loads it
