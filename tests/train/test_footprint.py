@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from builders import save_target
+from drafter_samples import make_spec, random_drafter
 from draftline.config import load_recipe
 from draftline.errors import InputError
 from draftline.monitor.notices import Notices, stdout_console
-from draftline.train.footprint import Footprint, disk_bytes, predict, prove_memory
+from draftline.train.footprint import disk_bytes, predict, prove_memory
 from draftline.train.job import Job, assemble_alone
+from draftline.train.prediction import count, memory_bytes, read_target_shape
+from draftline.train.step_memory import Footprint, Sizes, footprint, weights_bytes
 from runs import write_recipe
 
 FACTOR = 2.0  # the prediction may be so many times off, either way
@@ -56,6 +59,38 @@ def test_masters_gradients_and_moments_are_counted_exactly(tmp_path: Path) -> No
     assert need.moments == sum(value.nbytes for value in moments)
     batch = job.features.get(0)
     assert need.features == 2 * (batch.taps.nbytes + batch.final.nbytes)
+
+
+def test_the_plan_and_the_preflight_predict_the_same(tmp_path: Path) -> None:
+    """One from the target's folder and the recipe, the other from the loaded job."""
+    job = job_of(tmp_path)
+    shape = read_target_shape(job.recipe.target.path)
+    assert shape is not None
+    plan = job.ranks.plan
+    parts = memory_bytes(plan.roles[0], plan, count(job.recipe, shape, "cpu"))
+    need, masters = predict(job), sum(p.nbytes for p in job.drafter.parameters())
+    target = sum(p.nbytes for p in job.target.model.parameters())
+    assert parts["drafter"] == masters + need.gradients + need.moments
+    assert sum(parts.values()) - parts["target"] == masters + need.peak
+    assert target <= parts["target"] < target + 20_000  # the file's header
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_spread_drafter_takes_a_part_of_12_bytes_and_6(bias: bool) -> None:
+    spec = make_spec(attention_bias=bias)
+    drafter = random_drafter(spec)
+    matrices = sum(p.numel() for p in drafter.parameters() if p.dim() > 1)
+    vectors = sum(p.numel() for p in drafter.parameters() if p.dim() == 1)
+
+    def held(item_bytes: int, on_cuda: bool, spread: int) -> int:
+        sizes = Sizes(spec, 1, 8, 2, item_bytes, on_cuda, True, 48, spread)
+        need = footprint(sizes)
+        return weights_bytes(sizes) + need.gradients + need.moments
+
+    assert held(2, True, 1) == 18 * matrices + 16 * vectors
+    assert held(2, True, 4) == (12 + 4) * matrices // 4 + (4 + 2) * matrices + 16 * vectors
+    assert held(4, False, 1) == 16 * (matrices + vectors)
+    assert held(4, False, 4) == (8 + 4) * matrices // 4 + (4 + 4) * matrices + 16 * vectors
 
 
 def test_capture_and_step_are_never_alive_at_once() -> None:

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 from draftline.records import DrafterSpec
 
+# logits that the CUDA step holds at once, and at most as many of the target's where they are compared
+CHUNK_LOGITS = 160 * 1024 * 1024
+PLAIN_CHUNK_LOGITS = 128 * 1024 * 1024  # the plain loss
+
+
+def whole_chunks(blocks: int, limit: int) -> int:
+    """Largest divisor of `blocks` up to `limit`: all chunks alike."""
+    return next(size for size in range(min(limit, blocks), 0, -1) if blocks % size == 0)
+
 
 @dataclass(frozen=True)
 class StepCost:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from draftline.drafter.anchors import dpace_weights, exponential_weights
+from draftline.drafter.cost import PLAIN_CHUNK_LOGITS, whole_chunks
 from draftline.records import Head
-
-CHUNK_LOGITS = 128 * 1024 * 1024  # logits held at once
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class _HeadLoss(torch.autograd.Function):
         kind: LossKind,
     ) -> tuple[Tensor, Tensor, Tensor]:
         blocks, slots, _ = hidden.shape
-        chunk = whole_chunks(blocks, max(1, CHUNK_LOGITS // (slots * head.weight.shape[0])))
+        chunk = whole_chunks(blocks, max(1, PLAIN_CHUNK_LOGITS // (slots * head.weight.shape[0])))
         loss_sum = torch.zeros((), device=hidden.device)
         weight_sum = torch.zeros((), device=hidden.device)
         correct = torch.empty_like(supervised)
@@ -94,11 +93,6 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> Any:
         (gradient,) = ctx.saved_tensors
         return gradient * grad_loss.to(gradient.dtype), None, None, None, None, None, None
-
-
-def whole_chunks(blocks: int, limit: int) -> int:
-    """Largest divisor of `blocks` up to `limit`: all chunks alike."""
-    return next(size for size in range(min(limit, blocks), 0, -1) if blocks % size == 0)
 
 
 def chunk_loss(

@@ -1,96 +1,32 @@
-"""What a run will need, predicted from counted tensors: memory at its peak, and disk."""
+"""What a run will need held against what there is: memory at its peak, and disk."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import replace
 
-from draftline.drafter.losses import CHUNK_LOGITS, whole_chunks
 from draftline.environment.memory import free_memory_bytes
 from draftline.errors import InputError
 from draftline.train.folder import RunFolder
 from draftline.train.job import Job
+from draftline.train.step_memory import FP32, Footprint, Sizes, footprint
 
-FP32 = 4
 GIB = 2**30
-CAPTURE_STATES = 8  # states of width d, and
-CAPTURE_FFN = 4  # of the FFN's width, alive at once in one layer of the target's forward
 MATRIX_BYTES = 1 << 20  # allocators round up and keep pieces: nothing smaller is worth a word
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """Bytes on the device that come on top of what is resident before step 1 (target, masters, kept features)."""
-
-    gradients: int
-    moments: int
-    features: int
-    activations: int
-    logits: int
-    capture: int
-
-    @property
-    def peak(self) -> int:
-        """Capture runs between steps, when activations and logits are gone; everything else stays."""
-        return self.gradients + self.moments + self.features + max(self.activations + self.logits, self.capture)
-
-
 def predict(job: Job) -> Footprint:
-    """The formula, with R rows of S tokens, N blocks of B slots a row, P trained parameters, K taps, hidden d, e bytes
-    an element of the compute dtype:
-
-    gradients 4 P, moments 8 P (fp32); features R S (K [+1 with final states]) d e, twice: one batch is captured ahead.
-    activations: see `layer_bytes`; logits: see `logits_bytes`; capture: (8 d + 4 f) e for each of the tokens of one
-    target forward, f the FFN's width.
-    """
-    parameters = sum(p.numel() for p in job.drafter.parameters())
-    rows, length = job.recipe.train.rows_per_micro_batch, job.recipe.data.sequence_length
-    hidden, size = job.spec.hidden_size, job.target.dtype.itemsize
-    states = len(job.spec.target_layer_ids) + job.step.loss.needs_final
-    tokens = min(16384, rows * length)
-    ffn = int(job.target.parts.config.to_dict().get("intermediate_size") or 4 * hidden)
-    return Footprint(
-        gradients=FP32 * parameters,
-        moments=2 * FP32 * parameters,
-        features=2 * rows * length * states * hidden * size,
-        activations=job.spec.num_hidden_layers * layer_bytes(job) + 6 * rows * length * hidden * FP32,
-        logits=logits_bytes(job),
-        capture=tokens * size * (CAPTURE_STATES * hidden + CAPTURE_FFN * ffn + states * hidden),
-    )
-
-
-def layer_bytes(job: Job) -> int:
-    """Kept by one layer for its backward. On CUDA what `drafter/fused.py` keeps: of each of the Q = N B block slots a
-    row two states of width d, two of the FFN's width, queries and their output, keys and values; of each context
-    position keys and values.
-
-    The plain model (CPU) keeps under autograd six states of width d, three of the FFN's, queries and keys three times,
-    the fp32 steps of norms and rotations, and its attention's weights over [context ; block], three copies of them.
-    """
-    spec, train = job.spec, job.recipe.train
-    rows, length, size = train.rows_per_micro_batch, job.recipe.data.sequence_length, job.target.dtype.itemsize
-    slots = rows * job.step.anchors * spec.block_size
-    heads, kv_heads = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
-    per_slot = size * 2 * (spec.hidden_size + spec.intermediate_size + heads + kv_heads)
-    per_position = size * 2 * kv_heads
-    if job.target.device.type == "cpu":
-        per_slot = size * (6 * spec.hidden_size + 3 * spec.intermediate_size + 3 * (heads + kv_heads))
-        per_slot += FP32 * (4 * spec.hidden_size + 3 * (heads + kv_heads))
-        per_slot += FP32 * 3 * spec.num_attention_heads * (length + spec.block_size)
-        per_position = (size + FP32) * 3 * 2 * kv_heads
-    return slots * per_slot + rows * length * per_position
-
-
-def logits_bytes(job: Job) -> int:
-    """One chunk of the loss: logits and their gradient in the compute dtype, and of log-probabilities, probabilities
-    and gradient in fp32 as many as the loss has: three, or six beside a teacher's; and the hidden states with their
-    gradient."""
-    spec = job.spec
-    blocks = job.recipe.train.rows_per_micro_batch * job.step.anchors
-    slots = spec.block_size - 1
-    chunk = whole_chunks(blocks, max(1, CHUNK_LOGITS // (slots * spec.vocab_size)))
-    each = (2 * job.target.dtype.itemsize + 3 * FP32) * (2 if job.step.loss.needs_final else 1)
-    return chunk * slots * spec.vocab_size * each + 4 * blocks * slots * spec.hidden_size * job.target.dtype.itemsize
+    """On top of what the job holds already: weights, and of several drafter ranks the gradients' buffer."""
+    train, plan = job.recipe.train, job.ranks.plan
+    hidden, config = job.spec.hidden_size, job.target.parts.config.to_dict()
+    sizes = Sizes(
+        job.spec, train.rows_per_micro_batch, job.recipe.data.sequence_length, job.step.anchors,
+        job.target.dtype.itemsize, job.target.device.type == "cuda", job.step.loss.needs_final,
+        int(config.get("intermediate_size") or 4 * hidden), plan.drafters if plan.sharded else 1,
+    )  # fmt: skip
+    need = footprint(sizes)
+    held = 0 if job.ranks.drafters is None else FP32 * sizes.parameters
+    return replace(need, gradients=need.gradients - held)
 
 
 def prove_memory(job: Job) -> str:

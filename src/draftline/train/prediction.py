@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from draftline.drafter.cost import step_cost
 from draftline.errors import InputError
 from draftline.records import DrafterSpec
 from draftline.train.plan import Plan, Role
+from draftline.train.step_memory import Sizes, footprint, weights_bytes
 
 SUSTAINED_TFLOPS = {"cuda": 400.0, "cpu": 0.05}  # assumed for a prediction; what a device really does is measured
-CHUNK_LOGITS_BYTES = 128 * 2**20 * 14  # logits, gradient and float32 log-probabilities of drafter.losses.CHUNK_LOGITS
 GIB = 2**30
 
 
@@ -59,60 +59,62 @@ def read_target_shape(path: str) -> TargetShape | None:
 
 @dataclass(frozen=True)
 class Counted:
-    """Bytes and FLOP of one rank's work, from sizes alone."""
+    """Of one rank's work, from sizes alone."""
 
-    drafter_layer_parameters: int
-    drafter_other_parameters: int
+    sizes: Sizes
     borrowed_bytes: int  # embedding and head
     target_bytes: int
-    feature_row_bytes: int
-    activation_bytes: int
     drafter_flop_per_token: float
     target_flop_per_token: float
 
 
 def count(recipe: Recipe, shape: TargetShape, device: str) -> Counted:
-    """FLOP of a row by drafter/cost.py, its slots seeing half of it on average; the target 2 P a token. Parameters:
-    P_q = L (2 d Hq + 2 d Hkv + 3 d f) and P_fc = K d^2."""
-    own, item = recipe.drafter, 4 if recipe.target.dtype == "float32" or device == "cpu" else 2
-    d, layers, size = shape.hidden, own.layers, own.head_dim or shape.head_dim
-    hq, hkv = (own.attention_heads or shape.heads) * size, (own.key_value_heads or shape.kv_heads) * size
-    f = own.intermediate_size or shape.intermediate
-    taps = len(own.taps) if own.taps else min(own.tap_count, max(shape.layers - 3, 1))
-    s, a, b, rows = recipe.data.sequence_length, recipe.train.anchors, own.block_size, recipe.train.rows_per_micro_batch
-    p_q, p_fc = layers * (2 * d * hq + 2 * d * hkv + 3 * d * f), taps * d * d
-    drafter = DrafterSpec(
-        hidden_size=d, intermediate_size=f, num_hidden_layers=layers, num_attention_heads=hq // size,
-        num_key_value_heads=hkv // size, head_dim=size, vocab_size=shape.vocabulary, block_size=b, mask_token_id=0,
-        target_layer_ids=tuple(range(taps)), num_target_layers=shape.layers, rms_norm_eps=0.0, rope_parameters={},
-        max_position_embeddings=0, sliding_window=own.sliding_window,
-        layer_types=tuple("sliding_attention" if i in own.sliding_layers else "full_attention" for i in range(layers)),
-    )  # fmt: skip
-    flop = step_cost(drafter, s, a, s / 2, compares=recipe.loss.kind != "ce").total
-    wide = taps + (recipe.loss.kind != "ce")
-    slots = rows * a * b * layers * (4 * d + 2 * hq + 2 * hkv + 3 * f) + rows * s * layers * 4 * hkv
+    """FLOP of a row by drafter/cost.py, its slots seeing half of it on average; the target 2 P a token."""
+    drafter, item = drafter_of(recipe, shape), 4 if recipe.target.dtype == "float32" or device == "cpu" else 2
+    length, anchors, compares = recipe.data.sequence_length, recipe.train.anchors, recipe.loss.kind != "ce"
     return Counted(
-        p_q, p_fc + 2 * d,
-        (1 if shape.tied else 2) * shape.vocabulary * d * item,
+        Sizes(
+            drafter, recipe.train.rows_per_micro_batch, length, anchors, item, device == "cuda", compares,
+            shape.intermediate,
+        ),
+        (1 if shape.tied else 2) * shape.vocabulary * shape.hidden * item,
         shape.stored_bytes * item // shape.stored_item_bytes,
-        rows * s * wide * d * item,
-        slots * item + min(CHUNK_LOGITS_BYTES, rows * a * b * shape.vocabulary * 14),
-        flop / s, 2 * shape.stored_bytes / shape.stored_item_bytes,
+        step_cost(drafter, length, anchors, length / 2, compares).total / length,
+        2 * shape.stored_bytes / shape.stored_item_bytes,
+    )  # fmt: skip
+
+
+def drafter_of(recipe: Recipe, shape: TargetShape) -> DrafterSpec:
+    """Its sizes; what has no part in them is empty."""
+    own = recipe.drafter
+    layers, size = own.layers, own.head_dim or shape.head_dim
+    taps = len(own.taps) if own.taps else min(own.tap_count, max(shape.layers - 3, 1))
+    return DrafterSpec(
+        hidden_size=shape.hidden, intermediate_size=own.intermediate_size or shape.intermediate,
+        num_hidden_layers=layers, num_attention_heads=own.attention_heads or shape.heads,
+        num_key_value_heads=own.key_value_heads or shape.kv_heads, head_dim=size, vocab_size=shape.vocabulary,
+        block_size=own.block_size, mask_token_id=0, target_layer_ids=tuple(range(taps)), num_target_layers=shape.layers,
+        rms_norm_eps=0.0, rope_parameters={}, max_position_embeddings=0, sliding_window=own.sliding_window,
+        layer_types=tuple("sliding_attention" if i in own.sliding_layers else "full_attention" for i in range(layers)),
     )  # fmt: skip
 
 
 def memory_bytes(role: Role, plan: Plan, counted: Counted) -> dict[str, float]:
-    """What one rank holds, by purpose. AdamW on fp32 masters is 16 bytes a parameter with its gradient."""
-    parts: dict[str, float] = {}
+    """What one rank holds at its peak, by purpose."""
+    sizes = replace(counted.sizes, spread=plan.drafters if plan.sharded else 1)
+    need, parts = footprint(sizes), {}
     if role.target is not None:
         parts["target"] = counted.target_bytes / plan.tensor_parallel
-        parts["capture"] = 2 * counted.feature_row_bytes
+    else:
+        parts["borrowed"] = float(counted.borrowed_bytes)
+    step_bytes = 0
     if role.drafter is not None:
-        layers = counted.drafter_layer_parameters / (plan.drafters if plan.sharded else 1)
-        parts["drafter"] = 16 * (layers + counted.drafter_other_parameters)
-        parts["activations"] = counted.activation_bytes + 2 * counted.feature_row_bytes
-        if role.target is None:
-            parts["borrowed"] = counted.borrowed_bytes
+        parts["drafter"] = float(weights_bytes(sizes) + need.gradients + need.moments)
+        step_bytes = need.activations + need.logits
+    parts["features"] = float(need.features)
+    parts["step" if role.target is None else "capture and step"] = max(
+        float(step_bytes), need.capture / plan.tensor_parallel if role.target is not None else 0.0
+    )
     return parts
 
 
