@@ -156,7 +156,7 @@ class PlacementSection(Section):
     targets: int | None = Field(None, ge=1, description="target replicas of a split; None: the ranks that are left")
     drafters: int | None = Field(None, ge=1, description="drafter ranks; None: the ranks that are left")
     tensor_parallel: int = Field(1, ge=1, description="ranks that share one target replica of a split")
-    sharded: bool = Field(False, description="drafter layers and their AdamW state spread over the drafter ranks")
+    sharded: bool = Field(False, description="masters, AdamW state and summed gradients spread over the drafter ranks")
     channel: Literal["auto", "shared_memory", "distributed"] = Field(
         "auto", description="how features travel; auto: shared memory inside a host, torch.distributed between hosts"
     )

@@ -102,19 +102,19 @@ def drafter_of(recipe: Recipe, shape: TargetShape) -> DrafterSpec:
 def memory_bytes(role: Role, plan: Plan, counted: Counted) -> dict[str, float]:
     """What one rank holds at its peak, by purpose."""
     sizes = replace(counted.sizes, spread=plan.drafters if plan.sharded else 1)
-    need, parts = footprint(sizes), {}
+    need = footprint(sizes)
+    parts: dict[str, float] = {}
+    at_once: dict[str, float] = {}  # one after the other, in the same memory
     if role.target is not None:
         parts["target"] = counted.target_bytes / plan.tensor_parallel
+        at_once["capture"] = need.capture / plan.tensor_parallel
     else:
-        parts["borrowed"] = float(counted.borrowed_bytes)
-    step_bytes = 0
+        parts["borrowed"] = counted.borrowed_bytes
     if role.drafter is not None:
-        parts["drafter"] = float(weights_bytes(sizes) + need.gradients + need.moments)
-        step_bytes = need.activations + need.logits
-    parts["features"] = float(need.features)
-    parts["step" if role.target is None else "capture and step"] = max(
-        float(step_bytes), need.capture / plan.tensor_parallel if role.target is not None else 0.0
-    )
+        parts["drafter"] = weights_bytes(sizes) + need.gradients + need.moments
+        at_once["step"] = need.activations + need.logits
+    parts["features"] = need.features
+    parts[" or ".join(at_once)] = max(at_once.values())
     return parts
 
 
