@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -9,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from worlds import Fault, busy, frozen, killed, run_world
 
 import draftline.train.ranks as ranks
 from draftline.channel.routes import FeatureInbox, FeatureOutbox
 from draftline.drafter.step import DrafterStep
 from draftline.target.capture import FeatureCapture
+from draftline.train.launch import Ended, find_cause
 from draftline.train.loop import Loop
-from draftline.train.optimizer import Optimizer
 from runs import write_recipe
 
 STALL_S = 4.0
@@ -80,11 +82,29 @@ def deaf() -> None:
 
 
 def test_ranks_that_hang_behind_a_dead_one_hold_nothing_up(home: Path, tmp_path: Path) -> None:
+    def killed_behind_the_deaf() -> None:
+        time.sleep(1.0)
+        killed()
+
     def hook() -> None:
-        Fault(0, DrafterStep, "forward_backward", 6, deaf)()
-        Fault(1, Optimizer, "finish", 3, Stamped(tmp_path / "when", killed))()
+        Fault(0, DrafterStep, "forward_backward", 4, deaf)()
+        Fault(1, DrafterStep, "forward_backward", 4, Stamped(tmp_path / "when", killed_behind_the_deaf))()
 
     words = [f"train.out={tmp_path / 'run'}", *COLOCATED, "placement.max_restarts=0"]
     ended = run_world(home / "recipe.yaml", *words, hook=hook)
     assert ended.code == 1 and f"{DRAFTER}: ended by SIGKILL" in ended.out, ended.out
     assert time.monotonic() - float((tmp_path / "when").read_text()) < 10
+
+
+def test_a_cause_that_ends_after_its_consequences_is_found(tmp_path: Path) -> None:
+    """Rank 0 lost its peer first; rank 1 tells why it failed while rank 2 is being ended."""
+
+    def failure(rank: int, exit_code: int, said: str) -> ProcessFailure:
+        path = tmp_path / str(rank)
+        path.write_text(json.dumps({"message": {"message": said, "extraInfo": {"timestamp": str(100 + rank)}}}))
+        return ProcessFailure(rank, 1000 + rank, exit_code, str(path) if said else "<N/A>")
+
+    lost, cause = failure(0, 1, "PeerLost: a rank was lost"), failure(1, 1, "ValueError: the cause")
+    ended = [Ended(lost, later=False), Ended(failure(2, -signal.SIGTERM, ""), later=True), Ended(cause, later=True)]
+    assert find_cause(ended) is cause
+    assert find_cause([*ended[:2], Ended(failure(3, -signal.SIGKILL, ""), later=False)]).local_rank == 3
