@@ -44,7 +44,7 @@ class DeviceLine:
     record: Callable[[], End] = recorded
     queue: deque[Queued] = field(default_factory=deque)
     passed_s: float = 0.0  # when `head` saw the last end behind it
-    longest_s: dict[str, float] = field(default_factory=dict)  # by kind, to the interval between two looks
+    longest_s: dict[str, float] = field(default_factory=dict)  # own work by kind, to the interval between two looks
 
     def mark(self, kind: str, text: str, waits: bool = False) -> None:
         """What has been queued since the last mark was `kind`."""
@@ -54,7 +54,8 @@ class DeviceLine:
         """What the device is at; None where it has done all that is marked."""
         while self.queue and self.queue[0].end.query():
             done, now = self.queue.popleft(), time.monotonic()
-            self.longest_s[done.kind] = max(self.longest_s.get(done.kind, 0.0), now - self.began_s(done))
+            if not done.waits:
+                self.longest_s[done.kind] = max(self.longest_s.get(done.kind, 0.0), now - self.began_s(done))
             self.passed_s = now
         return self.queue[0] if self.queue else None
 
