@@ -77,15 +77,11 @@ def test_a_product_is_that_of_the_rounded_operands(skip: int, spread: float) -> 
 
 @pytest.mark.parametrize("skip", [0, 1])
 def test_rounding_costs_what_the_format_says(skip: int) -> None:
-    made = linears(spread=1.0)
-    for found, expected in (
-        (matrix(made).forward(inputs(WIDTH, 1).to(DEVICE), skip=skip), inputs(WIDTH, 1).double() @ stacked(made, skip).t()),
-        (
-            matrix(made).backward(inputs(sum(ROWS[skip:]), 2).to(DEVICE), skip=skip),
-            inputs(sum(ROWS[skip:]), 2).double() @ stacked(made, skip),
-        ),
-    ):  # fmt: skip
-        errors = row_errors(found, expected)
+    made, x, dy = linears(spread=1.0), inputs(WIDTH, 1), inputs(sum(ROWS[skip:]), 2)
+    weight, product = stacked(made, skip), matrix(made)
+    forward = row_errors(product.forward(x.to(DEVICE), skip=skip), x.double() @ weight.t())
+    backward = row_errors(product.backward(dy.to(DEVICE), skip=skip), dy.double() @ weight)
+    for errors in (forward, backward):
         assert 0.5 * EXPECTED < errors.square().mean().sqrt() < 1.5 * EXPECTED
 
 

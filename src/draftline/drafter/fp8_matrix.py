@@ -1,4 +1,4 @@
-"""Products in FP8: both operands rounded to e4m3 with a scale for each row, their sums in fp32, weight gradients as ever.
+"""Products in FP8: both operands rounded to e4m3 with a scale for each row, and weight gradients as ever.
 
 As torchao's recipe `rowwise_with_gw_hp`: activations, weights and gradients in e4m3, the weight gradient a product of
 unrounded tensors. The backward multiplies by the forward's own rounded weights, transposed: a weight row's scale s

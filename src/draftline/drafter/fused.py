@@ -1,7 +1,8 @@
 """The drafter on CUDA: forward and backward written out, so that each tensor is kept, recomputed or freed on purpose.
 
 Products are cuBLAS on copies of the fp32 masters in the compute dtype, the layers' own on request in FP8
-(`fp8_matrix.py`); their weight gradients are added straight into fp32 (`out_dtype`), with no pass of their own. What lies between products is one Triton kernel each (`kernels/`).
+(`fp8_matrix.py`); weight gradients are added straight into fp32 (`out_dtype`), with no pass of their own. What lies
+between products is one Triton kernel each (`kernels/`).
 Nothing here is traced or compiled by torch: no recompilation, no graph break, no tracing flag that another thread
 could see.
 

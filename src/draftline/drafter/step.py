@@ -74,7 +74,7 @@ class DrafterStep:
         self.clock = PhaseClock(head.weight.device)
 
     def with_plain_products(self) -> DrafterStep:
-        """This step, or where its products are FP8 one of the same drafter that computes them in its features' dtype."""
+        """This step, or where its products are FP8 one of the same drafter with products in its features' dtype."""
         if self.fused is None or self.products == "plain":
             return self
         plain = copy.copy(self)

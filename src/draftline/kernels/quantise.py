@@ -37,16 +37,16 @@ class Fp8Rows:
 @triton.jit
 def scale_of(largest):
     """(smallest power of two s with largest / s <= 448, 1 / s), by exponents alone: 448 is 1.75 * 2^8, so a mantissa
-    above 1.75 carries into the next exponent. Rows of zeros take the scale of 2^-100."""
-    bits = tl.maximum(largest, 7.888609052210118e-31).to(tl.int32, bitcast=True)  # 2^-100
+    above 1.75 carries into the next exponent. A row of zeros takes the scale of one whose largest value is 2^-100."""
+    bits = tl.maximum(largest, 7.888609052210118e-31).to(tl.int32, bitcast=True)
     bits = ((bits + 0x1FFFFF) & 0x7F800000) - (8 << 23)
     return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def rounded(x):
-    """To e4m3's nearest value, ties to even, in float32. The cast that follows is then exact; in Triton's interpreter it
-    would else turn 127.8 into 64. Adding and taking away 1.5 * 2^20 powers of two p <= |x| leaves multiples of p / 8;
+    """To e4m3's nearest value, ties to even, in float32. The cast that follows is then exact; Triton's interpreter
+    would else make 64 of 127.8. Adding and taking away 1.5 * 2^20 powers of two p <= |x| leaves multiples of p / 8;
     p is at least 2^-6, below which e4m3's spacing stays 2^-9."""
     power = (tl.maximum(tl.abs(x), 0.015625).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     magic = power * 1572864.0
