@@ -17,11 +17,13 @@ from draftline.drafter.fp8_matrix import Fp8Matrix
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep, fused_drafter
+from draftline.environment.compile_guard import CompileGuard
 from draftline.errors import InputError
 from draftline.evaluate.products import prove_products
 from draftline.kernels.quantise import FP8, Fp8Rows, quantise
 from draftline.records import DrafterSpec, FeatureBatch
 from draftline.train.optimizer import Optimizer
+from draftline.train.warm_up import random_features, warm_up
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # interpreted, float32 shows more
@@ -152,3 +154,15 @@ def test_the_gate_passes_a_good_step_and_stops_a_bad_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(Fp8Matrix, "forward", subtracted)
     with pytest.raises(InputError, match="the drafter's states with FP8 products within 10% of those with plain ones"):
         gate(step, batch)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="Triton's interpreter compiles nothing")
+def test_after_the_warm_up_no_batch_compiles_a_kernel() -> None:
+    spec, guard = spec_of(), CompileGuard()
+    step = fp8_step(spec, LossKind("kl", "dpace", gamma=7.0, alpha=0.5))
+    warm_up(step, [random_batch(np.random.default_rng(0), 2, 128, spec).packed], DTYPE, guard)
+    for seed in range(1, 6):
+        packed = random_batch(np.random.default_rng(seed), 2, 128, spec).packed
+        with guard.steady(str):
+            step.forward_backward(random_features(step, packed, DTYPE))
+    assert guard.late_kernels == []

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftline.drafter.matrix import Matrix
 from draftline.drafter.model import Linear
-from draftline.kernels.launch import compile_only
+from draftline.kernels.launch import compiling
 from draftline.kernels.quantise import FP8, Fp8Rows, fp8_rows, quantise, transpose
 
 FAST_SUMS = True  # partial sums stay in the tensor cores' own accumulators, as torchao's row-wise recipes have it
@@ -34,7 +34,7 @@ class Fp8Matrix(Matrix):
 
     def refresh(self) -> None:
         super().refresh()
-        if compile_only.get():  # the kernels that take over were compiled and not run
+        if compiling():  # the kernels that take over were compiled and not run
             self.versions = [-1] * len(self.masters)
 
     def take_over(self) -> None:

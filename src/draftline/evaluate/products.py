@@ -28,7 +28,8 @@ def prove_products(step: DrafterStep, plain: DrafterStep, batch: FeatureBatch) -
     real batch no further from the plain products' than independent roundings along the drafter's depth explain."""
     assert step.fused is not None
     step.fused.refresh()
-    worst = max(product_error(matrix) for layer in step.fused.layers for matrix in layer.matrices)
+    errors = [error for layer in step.fused.layers for matrix in layer.matrices for error in product_errors(matrix)]
+    worst = float(torch.tensor(errors).max())  # nan stays nan
     limit = MARGIN * PRODUCT_NOISE
     if not worst <= limit:
         raise InputError(
@@ -47,8 +48,8 @@ def prove_products(step: DrafterStep, plain: DrafterStep, batch: FeatureBatch) -
 
 
 @torch.no_grad()
-def product_error(matrix: Matrix) -> float:
-    """The larger relative error of forward and input gradient, on normal rows of which one is a million times the
+def product_errors(matrix: Matrix) -> tuple[float, float]:
+    """Relative errors of forward and input gradient, on normal rows of which one is a million times the
     others: with a scale for the whole tensor the others would keep no bits."""
     weight = torch.cat([master.data for master in matrix.masters])
     generator = torch.Generator(matrix.device).manual_seed(0)
@@ -57,7 +58,7 @@ def product_error(matrix: Matrix) -> float:
         for width in (matrix.width, len(weight))
     )
     x[0], dy[0] = 1e6 * x[0], 1e6 * dy[0]
-    return max(
+    return (
         relative(matrix.forward(x)[1:], (x.float() @ weight.t())[1:]),
         relative(matrix.backward(dy)[1:], (dy.float() @ weight)[1:]),
     )
