@@ -65,8 +65,8 @@ def fp8_step(spec: DrafterSpec, loss: LossKind) -> DrafterStep:
 
 @pytest.mark.parametrize("name", ["mixed windows", *["full"] * (DEVICE == "cuda")])
 def test_it_equals_the_plain_model_with_rounded_operands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted in float32 to rounding; in bf16 a value near the middle of two FP8 ones goes either way. Unrounded
-    products are 2 to 9% away."""
+    """Interpreted in float32, to 1e-3, and there unrounded products are 2 to 9% away. In bf16 values near the middle of
+    two FP8 ones go either way: the plain model in bf16 comes within 6.4% of itself in float32."""
     spec, loss = spec_of(**SPECS[name]), LossKind("kl", "exponential", gamma=5.0, alpha=0.5)
     batch = random_batch(np.random.default_rng(3), 2, 70, spec)
     reference = random_step(spec, loss, "cpu", torch.float32, fused=False)
@@ -75,9 +75,9 @@ def test_it_equals_the_plain_model_with_rounded_operands(name: str, monkeypatch:
     round_linears(reference.drafter, monkeypatch)
     expected, gradients = run(reference, batch)
     found, fused = run(fp8_step(spec, loss), batch)
-    limit = 1e-3 if torch.float32 == DTYPE else 6e-2
+    limit = 1e-3 if torch.float32 == DTYPE else 0.1
     for index in (0, 1):
-        assert abs(found[index] - expected[index]) <= limit * abs(expected[index])
+        assert abs(found[index] - expected[index]) <= limit / 10 * abs(expected[index])
     for key, value in gradients.items():
         assert (fused[key] - value).norm() <= limit * value.norm(), key
         if torch.float32 == DTYPE:
