@@ -10,10 +10,12 @@ import torch
 
 from command import draftline_here
 from draftline.bench.shapes import NAMED, QWEN3_8B, SMOLLM2_135M
-from draftline.config import parse_recipe
+from draftline.config import load_recipe, parse_recipe
 from draftline.drafter.products import refuse_fp8_device, refuse_fp8_sizes
 from draftline.errors import InputError
+from draftline.monitor.notices import Notices, stdout_console
 from draftline.records import DrafterSpec
+from draftline.train.job import assemble_alone
 from runs import write_recipe
 
 
@@ -85,3 +87,9 @@ def test_a_plan_for_gpus_counts_what_is_fp8(recipe: Path) -> None:
 def test_bench_on_a_cpu_says_so() -> None:
     done = draftline_here("bench", "step", "--shape", "smollm2-135m", "--products", "fp8")
     assert done.code == 2 and "this run is on a CPU" in done.err
+
+
+def test_a_run_remembers_its_products(recipe: Path) -> None:
+    """A resumed run must share them; the export says them."""
+    job = assemble_alone(load_recipe(recipe), Notices(stdout_console()))
+    assert job.identity["train.products"] == job.provenance.products == job.step.products == "plain"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from draftline.drafter.step import DrafterStep, fused_drafter
 from draftline.environment.compile_guard import CompileGuard
 from draftline.errors import InputError
 from draftline.evaluate.products import prove_products
+from draftline.evaluate.subject import Subject, drafter_gates
 from draftline.kernels.quantise import FP8, Fp8Rows, quantise
 from draftline.records import DrafterSpec, FeatureBatch
 from draftline.train.optimizer import Optimizer
@@ -121,6 +123,12 @@ def gate(step: DrafterStep, batch: FeatureBatch) -> str:
     return prove_products(step, step.with_plain_products(), there)
 
 
+def gate_names(step: DrafterStep, batch: FeatureBatch) -> list[str]:
+    """Without passing any: a gate looks at its target when it proves something."""
+    subject = Subject(step=step, packed=batch.packed, target=None, features=lambda _: batch)  # type: ignore[arg-type]
+    return [gate.name for gate in islice(drafter_gates(subject), 1)]
+
+
 def one_scale(x: Tensor, factor: Tensor | None = None, into: Fp8Rows | None = None) -> Fp8Rows:
     """A scale for the whole tensor."""
     rows = quantise(x, factor, into)
@@ -135,6 +143,8 @@ def test_the_gate_passes_a_good_step_and_stops_a_bad_one(monkeypatch: pytest.Mon
     batch = random_batch(np.random.default_rng(4), 1, 60, spec)
     step = fp8_step(spec, LossKind("ce", "exponential", 5.0, 0.5))
     assert step.fused is not None and "of plain ones" in gate(step, batch)
+    (first, *_), (plain_first, *_) = (gate_names(which, batch) for which in (step, step.with_plain_products()))
+    assert (first, plain_first) == ("FP8 products", "RoPE")
     down = step.fused.layers[0].down
     assert isinstance(down, Fp8Matrix)
     for part, damaged in ((down.copy.scale, down.copy.scale * 2), (down.ones, down.ones * 1.1)):
