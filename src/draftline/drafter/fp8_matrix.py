@@ -1,9 +1,9 @@
 """Products in FP8: both operands rounded to e4m3 with a scale for each row, and weight gradients as ever.
 
-As torchao's recipe `rowwise_with_gw_hp`: activations, weights and gradients in e4m3, the weight gradient a product of
-unrounded tensors. The backward multiplies by the forward's own rounded weights, transposed: a weight row's scale s
-cannot leave that sum over rows, so the gradient takes it in before it is rounded, dy W = (dy s) (W / s). What comes
-back is the gradient of the very function that the forward computed.
+After torchao's recipe `rowwise_with_gw_hp`: activations, weights and gradients in e4m3, the weight gradient a product
+of unrounded tensors. That recipe rounds the weights again for the backward, with one scale for the tensor; here the
+backward multiplies by the forward's own rounded weights, transposed. A row's scale s cannot leave a sum over rows, so
+the gradient takes it in before it is rounded: dy W = (dy s) (W / s).
 
 torch._scaled_mm has no addend: residuals and sums are a pass of their own, 6 bytes an element.
 """
@@ -20,7 +20,8 @@ from draftline.drafter.model import Linear
 from draftline.kernels.launch import compiling
 from draftline.kernels.quantise import FP8, Fp8Rows, fp8_rows, quantise, transpose
 
-FAST_SUMS = True  # partial sums stay in the tensor cores' own accumulators, as torchao's row-wise recipes have it
+# Partial sums stay in the tensor cores' own accumulators: torchao's row-wise recipes do so, its kernels being slow else.
+FAST_SUMS = True
 
 
 class Fp8Matrix(Matrix):
