@@ -20,7 +20,7 @@ from draftline.drafter.model import Linear
 from draftline.kernels.launch import compiling
 from draftline.kernels.quantise import FP8, Fp8Rows, fp8_rows, quantise, transpose
 
-# Partial sums stay in the tensor cores' own accumulators: torchao's row-wise recipes do so, its kernels being slow else.
+# Partial sums stay in the tensor cores' own accumulators, as in torchao's row-wise recipes: other kernels are slow.
 FAST_SUMS = True
 
 
