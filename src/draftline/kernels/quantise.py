@@ -75,11 +75,11 @@ def quantise_kernel(
         y = rounded(x * inverse[:, None]).to(Y.dtype.element_ty)
         tl.store(Y + row[:, None] * width + d[None, :], y, mask=inside)
     else:
-        largest = tl.zeros([ROWS], tl.float32)
+        largest = tl.zeros([ROWS, BLOCK], tl.float32)  # of each lane: reduced in the loop, Triton 3.6 lost pieces
         for start in range(0, width, BLOCK):
             x, _ = loaded(X, FACTOR, row, start + d, rows, width, stride, HAS_FACTOR)
-            largest = tl.maximum(largest, tl.max(tl.abs(x), 1))
-        scale, inverse = scale_of(largest)
+            largest = tl.maximum(largest, tl.abs(x))
+        scale, inverse = scale_of(tl.max(largest, 1))
         for start in range(0, width, BLOCK):
             x, inside = loaded(X, FACTOR, row, start + d, rows, width, stride, HAS_FACTOR)
             y = rounded(x * inverse[:, None]).to(Y.dtype.element_ty)
