@@ -11,6 +11,7 @@ from test_fused import random_batch, random_step, spec_of
 
 from draftline.config import OptimSection
 from draftline.drafter.losses import LossKind
+from draftline.drafter.matrix import PlainMatrix
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep, fused_drafter
 from draftline.records import FeatureBatch
@@ -51,8 +52,10 @@ def test_two_ranks_take_the_steps_of_one(tmp_path: Path) -> None:
     def spread(ranks: Ranks) -> tuple[list[float], dict[str, torch.Tensor]]:
         step = random_step(spec_of(), kind, "cpu", torch.float32, fused=False)
         reduction = Shards(step.drafter, ranks, torch.float32)
-        step.fused = fused_drafter(step.drafter, torch.float32)
-        assert all(matrix.is_joined for matrix in step.fused.matrices)  # no second copy
+        step.fused = fused_drafter(step.drafter, torch.float32, "plain")
+        assert all(
+            isinstance(matrix, PlainMatrix) and matrix.is_joined for matrix in step.fused.matrices
+        )  # no second copy
         losses = train(step, reduction, [batches()[ranks.role.rank]], weight)
         return losses, weights_of(step.drafter)
 

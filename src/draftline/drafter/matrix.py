@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 import torch
@@ -10,31 +11,60 @@ from torch import Tensor
 from draftline.drafter.model import Linear
 
 
-class Matrix:
+class Matrix(ABC):
     """Linear layers of one input, stacked by rows. `skip` leaves out that many of the first ones in every method."""
 
     def __init__(self, linears: Iterable[Linear], dtype: torch.dtype) -> None:
         self.masters = [linear.weight for linear in linears]
         self.rows = [len(master) for master in self.masters]
-        joined = joined_matrix(self.masters, dtype)
-        self.is_joined = joined is not None
-        self.copy = self.new_copy(dtype) if joined is None else joined
+        self.width, self.device = self.masters[0].shape[1], self.masters[0].device
+        self.dtype = dtype
         self.versions = [-1] * len(self.masters)
-
-    def new_copy(self, dtype: torch.dtype) -> Tensor:
-        width, device = self.masters[0].shape[1], self.masters[0].device
-        return torch.empty((sum(self.rows), width), dtype=dtype, device=device)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over masters that changed since the last time, by their version: torch counts changes of a tensor, the
         optimizer its own (a fused one changes tensors uncounted)."""
-        if self.is_joined:
-            return
         versions = [master._version for master in self.masters]
         if versions != self.versions:
-            torch._foreach_copy_(list(self.copy.split(self.rows)), [master.data for master in self.masters])
+            self.take_over()
             self.versions = versions
+
+    @abstractmethod
+    def take_over(self) -> None:
+        """Make the copies that products are computed with from the masters."""
+
+    @abstractmethod
+    def is_current(self) -> bool:
+        """Whether those copies are what `take_over` would make of the masters now."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, residual: Tensor | None = None, skip: int = 0) -> Tensor:
+        """x W^T, plus `residual` where given. x [M, width] -> [M, rows]."""
+
+    @abstractmethod
+    def backward(self, dy: Tensor, into: Tensor | None = None, skip: int = 0) -> Tensor:
+        """dy W, added to `into` where given. dy [M, rows] -> [M, width]."""
+
+    def add_gradient(self, dy: Tensor, x: Tensor, skip: int = 0) -> None:
+        """grad += dy^T x in fp32. dy [M, rows], x [M, width]."""
+        for master, part in zip(self.masters[skip:], dy.split(self.rows[skip:], dim=1), strict=True):
+            add_product(master, part, x)
+
+
+class PlainMatrix(Matrix):
+    """Products in one dtype, of a copy of the masters."""
+
+    def __init__(self, linears: Iterable[Linear], dtype: torch.dtype) -> None:
+        super().__init__(linears, dtype)
+        joined = joined_matrix(self.masters, dtype)
+        self.is_joined = joined is not None
+        empty = (sum(self.rows), self.width)
+        self.copy = torch.empty(empty, dtype=dtype, device=self.device) if joined is None else joined
+
+    def take_over(self) -> None:
+        if not self.is_joined:
+            torch._foreach_copy_(list(self.copy.split(self.rows)), [master.data for master in self.masters])
 
     def is_current(self) -> bool:
         parts = zip(self.copy.split(self.rows), self.masters, strict=True)
@@ -44,19 +74,12 @@ class Matrix:
         return self.copy[sum(self.rows[:skip]) :]
 
     def forward(self, x: Tensor, residual: Tensor | None = None, skip: int = 0) -> Tensor:
-        """x W^T, plus `residual` where given. x [M, width] -> [M, rows]."""
         weight = self.weight(skip).t()
         return x @ weight if residual is None else torch.addmm(residual, x, weight)
 
     def backward(self, dy: Tensor, into: Tensor | None = None, skip: int = 0) -> Tensor:
-        """dy W, added to `into` where given. dy [M, rows] -> [M, width]."""
         weight = self.weight(skip)
         return dy @ weight if into is None else into.addmm_(dy, weight)
-
-    def add_gradient(self, dy: Tensor, x: Tensor, skip: int = 0) -> None:
-        """grad += dy^T x in fp32. dy [M, rows], x [M, width]."""
-        for master, part in zip(self.masters[skip:], dy.split(self.rows[skip:], dim=1), strict=True):
-            add_product(master, part, x)
 
 
 def joined_matrix(parts: list[Tensor], dtype: torch.dtype) -> Tensor | None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from draftline.config import Recipe
-from draftline.drafter.cost import step_cost
+from draftline.drafter.cost import fp8_flop, step_cost
+from draftline.drafter.products import refuse_fp8_sizes
 from draftline.errors import InputError
 from draftline.records import DrafterSpec
 from draftline.train.plan import Plan, Role
@@ -65,6 +66,7 @@ class Counted:
     borrowed_bytes: int  # embedding and head
     target_bytes: int
     drafter_flop_per_token: float
+    drafter_fp8_flop_per_token: float  # those of them that are FP8 products
     target_flop_per_token: float
 
 
@@ -72,14 +74,19 @@ def count(recipe: Recipe, shape: TargetShape, device: str) -> Counted:
     """FLOP of a row by drafter/cost.py, its slots seeing half of it on average; the target 2 P a token."""
     drafter, item = drafter_of(recipe, shape), 4 if recipe.target.dtype == "float32" or device == "cpu" else 2
     length, anchors, compares = recipe.data.sequence_length, recipe.train.anchors, recipe.loss.kind != "ce"
+    fp8 = 0.0
+    if recipe.train.products == "fp8":
+        refuse_fp8_sizes(drafter)
+        fp8 = fp8_flop(drafter, length, anchors)
     return Counted(
         Sizes(
             drafter, recipe.train.rows_per_micro_batch, length, anchors, item, device == "cuda", compares,
-            shape.intermediate,
+            shape.intermediate, fp8=recipe.train.products == "fp8",
         ),
         (1 if shape.tied else 2) * shape.vocabulary * shape.hidden * item,
         shape.stored_bytes * item // shape.stored_item_bytes,
         step_cost(drafter, length, anchors, length / 2, compares).total / length,
+        fp8 / length,
         2 * shape.stored_bytes / shape.stored_item_bytes,
     )  # fmt: skip
 
@@ -119,9 +126,10 @@ def memory_bytes(role: Role, plan: Plan, counted: Counted) -> dict[str, float]:
 
 
 def stage_rates(counted: Counted, device: str) -> tuple[float, float]:
-    """(tokens/s one rank captures, tokens/s one rank trains) at SUSTAINED_TFLOPS."""
+    """(tokens/s one rank captures, tokens/s one rank trains) at SUSTAINED_TFLOPS, FP8 products at twice that."""
     flops = SUSTAINED_TFLOPS[device] * 1e12
-    return flops / counted.target_flop_per_token, flops / counted.drafter_flop_per_token
+    train_flop = counted.drafter_flop_per_token - counted.drafter_fp8_flop_per_token / 2
+    return flops / counted.target_flop_per_token, flops / train_flop
 
 
 def memory_text(parts: dict[str, float]) -> str:

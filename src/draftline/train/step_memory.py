@@ -28,6 +28,7 @@ class Sizes:
     compares: bool  # whether the loss needs the target's final states
     target_ffn: int
     spread: int = 1  # drafter ranks that masters and moments are spread over
+    fp8: bool = False  # the layers' products
 
     @property
     def slots(self) -> int:
@@ -84,12 +85,14 @@ class Footprint:
 
 def weights_bytes(sizes: Sizes) -> int:
     """fp32 masters, this rank's part of the matrices' where they are spread, and the copy that products use. A CPU's
-    step multiplies by the masters themselves; where they are spread it and a float32 step hold the whole copy alone."""
+    step multiplies by the masters themselves; where they are spread, it and a float32 step hold the whole copy alone.
+    FP8 products have two bytes a weight in place of a bf16 copy, and beside the one that spread masters need."""
     copy = sizes.item_bytes if sizes.on_cuda else 0
     masters = FP32 * sizes.matrix_numbers
     if sizes.spread > 1:
         copy = copy or FP32
         masters = 0 if copy == FP32 else -(-masters // sizes.spread)
+        copy += 2 if sizes.fp8 else 0
     return masters + copy * sizes.matrix_numbers + FP32 * sizes.vector_numbers
 
 
