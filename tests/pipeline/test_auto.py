@@ -15,7 +15,7 @@ from draftline.config import PlacementSection
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.target.capture import FeatureCapture
-from draftline.train.plan import World, candidates, make_plan, predicted_rate, ranks_wanted
+from draftline.train.plan import StageTimes, World, candidates, make_plan, predicted_rate, ranks_wanted
 from runs import write_recipe
 
 SLOW_S = 0.15
@@ -67,11 +67,15 @@ def test_auto_picks_the_measured_best(
     assert rates[0] > 1.3 * rates[1]
 
 
+def rates(times: StageTimes, ranks: int, micro_batches: int) -> dict[str, float]:
+    plans = candidates(PlacementSection(kind="auto"), World(ranks, ranks, "cpu"), micro_batches)
+    return {plan.text: predicted_rate(plan, times, micro_batches) for plan in plans}
+
+
 def test_rates_of_placements_by_hand() -> None:
-    """Stages of 100 and 300 tokens/s on 4 ranks."""
-    plans = candidates(PlacementSection(kind="auto"), World(4, 4, "cpu"), micro_batches_per_step=8)
-    found = {plan.text: predicted_rate(plan, 100.0, 300.0) for plan in plans}
-    assert found == pytest.approx(
+    """Stages of 100 and 300 tokens/s on 4 ranks, in micro-batches of 300 tokens."""
+    times = StageTimes(capture_s=3.0, train_s=1.0, optimizer_s=0.0, tokens=300)
+    assert rates(times, 4, 8) == pytest.approx(
         {
             "colocated on 4": 300.0,
             "split, 1 capturing and 3 training": 100.0,
@@ -81,6 +85,29 @@ def test_rates_of_placements_by_hand() -> None:
     )
     two = candidates(PlacementSection(kind="auto"), World(4, 4, "cpu"), micro_batches_per_step=2)
     assert [plan.drafters for plan in two] == [2, 1]
+
+
+def test_micro_batches_that_do_not_divide_are_in_the_prediction() -> None:
+    """Five micro-batches on four colocated ranks take the time of eight: three targets that work ahead are faster."""
+    times = StageTimes(capture_s=0.9, train_s=0.1, optimizer_s=0.2, tokens=100)
+    assert rates(times, 4, 5) == pytest.approx(
+        {
+            "colocated on 4": 500 / 2.2,  # 2 (0.9 + 0.1) + 0.2
+            "split, 1 capturing and 3 training": 500 / 4.5,
+            "split, 2 capturing and 2 training": 500 / 2.25,
+            "split, 3 capturing and 1 training": 500 / 1.5,
+        }
+    )
+    assert rates(times, 4, 4)["colocated on 4"] == pytest.approx(400 / 1.2)
+
+
+def test_the_optimizer_is_paid_once_a_step_by_every_drafter() -> None:
+    times = StageTimes(capture_s=0.1, train_s=1.0, optimizer_s=0.5, tokens=100)
+    assert times.capture_tokens_per_s == pytest.approx(1000)
+    assert times.train_tokens_per_s(8) == pytest.approx(800 / 8.5)
+    assert rates(times, 2, 8) == pytest.approx(
+        {"colocated on 2": 800 / (4 * 1.1 + 0.5), "split, 1 capturing and 1 training": 800 / 8.5}
+    )
 
 
 def test_roles_of_two_hosts() -> None:

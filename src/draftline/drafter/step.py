@@ -70,12 +70,12 @@ class DrafterStep:
 
     def forward_backward(self, batch: FeatureBatch) -> MicroStep:
         """Adds the gradient of the *undivided* loss sum to the parameters' grads."""
-        with self.clock.phase("forward"):
+        with self.clock.phase("forward", batch.packed.index):
             blocks = sample_blocks(batch.packed, self.anchors, self.seed)
             if self.fused is not None:
                 return self.fused_pass(batch, place(batch, blocks, self.drafter.spec.block_size), self.fused)
             loss_sum, micro = self.forward(batch, blocks)
-        with self.clock.phase("backward"):
+        with self.clock.phase("backward", batch.packed.index):
             loss_sum.backward()
         return micro
 
@@ -104,7 +104,7 @@ class DrafterStep:
             hidden.unflatten(0, (-1, self.drafter.spec.block_size)), self.head, placed.slots.label.flatten(0, 1),
             placed.slots.supervised.flatten(0, 1), self.teacher(batch, placed), self.loss, placed.kept,
         )  # fmt: skip
-        with self.clock.phase("backward"):
+        with self.clock.phase("backward", batch.packed.index):
             fused.backward(done.hidden.flatten(0, 1), tape, where)
         return placed.tally(done.loss_sum, done.weight_sum, done.outcome)
 

@@ -13,8 +13,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,13 +35,6 @@ class Limits:
     start_up_s: float
 
 
-Trace = Callable[[str, str], AbstractContextManager[None]]  # entered with a phase's kind and detail
-
-
-def untraced(_kind: str, _detail: str) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 class Heart:
     """One rank's page. `phase` and `waiting` are entered around every piece of work of a step."""
 
@@ -51,7 +44,6 @@ class Heart:
         self.longest_s: dict[str, float] = {}
         self.path = path
         self.page: Page | None = None
-        self.trace: Trace = untraced
         if path is not None:
             with path.open("wb") as file:
                 file.truncate(PAGE_BYTES)
@@ -65,8 +57,7 @@ class Heart:
         started = time.monotonic()
         before = self.say(f"{kind} {detail}".strip(), started + patience * self.limit_s(kind))
         try:
-            with self.trace(kind, detail):
-                yield
+            yield
         finally:
             self.resume(before)
         self.longest_s[kind] = max(self.longest_s.get(kind, 0.0), time.monotonic() - started)

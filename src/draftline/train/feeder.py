@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from draftline.channel.routes import FeatureOutbox
 from draftline.monitor.events import EventLog
 from draftline.monitor.phases import Lap
+from draftline.monitor.trace import Trace
 from draftline.records import FeatureBatch, PackedBatch
 from draftline.train.interruption import Interruption
 from draftline.train.job import Setting
@@ -24,6 +25,7 @@ class Feeder:
     outbox: FeatureOutbox | None
     log: EventLog | None = None
     before: tuple[Lap, int] | None = None
+    trace: Trace | None = None
 
     def run(self, first_step: int) -> None:
         """Capture from a step on until the end, or until the drafters want no more. Signals are for them to answer."""
@@ -35,11 +37,13 @@ class Feeder:
                 if index % targets != mine:
                     continue
                 with heart.phase("capture", f"of micro-batch {index}"), memory_told("capture", setting):
-                    with clock.phase("capture"):
+                    with clock.phase("capture", index):
                         batch = self.capture(setting.stream.batch(index))
                     if self.outbox is not None:
-                        self.outbox.flush()  # here, where a GPU that hangs has a limit
-                with clock.phase("put"):
+                        self.outbox.flush()
+                    if self.before is not None:
+                        self.before[0].wait()  # at most one capture is queued ahead; here a GPU that hangs has a limit
+                with clock.phase("put", index):
                     wanted = self.hand_on(batch)
                 self.note(batch.packed.tokens)
                 if not wanted:
@@ -48,10 +52,12 @@ class Feeder:
                 self.outbox.close()
 
     def note(self, tokens: int) -> None:
-        """The micro-batch before this one, whose lap a GPU has passed by now."""
+        """The micro-batch before this one, which a GPU has passed."""
         assert self.log is not None
         if self.before is not None:
             self.log.write(timed(self.before[0], "target", self.before[1]))
+            if self.trace is not None:
+                self.trace.write(self.before[0])
         self.before = (self.setting.clock.lap(), tokens)
 
     def hand_on(self, batch: FeatureBatch) -> bool:

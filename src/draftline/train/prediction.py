@@ -11,7 +11,7 @@ from draftline.config import Recipe
 from draftline.drafter.cost import step_cost
 from draftline.errors import InputError
 from draftline.records import DrafterSpec
-from draftline.train.plan import Plan, Role
+from draftline.train.plan import Plan, Role, StageTimes
 
 SUSTAINED_TFLOPS = {"cuda": 400.0, "cpu": 0.05}  # assumed for a prediction; what a device really does is measured
 CHUNK_LOGITS_BYTES = 128 * 2**20 * 14  # logits, gradient and float32 log-probabilities of drafter.losses.CHUNK_LOGITS
@@ -116,10 +116,14 @@ def memory_bytes(role: Role, plan: Plan, counted: Counted) -> dict[str, float]:
     return parts
 
 
-def stage_rates(counted: Counted, device: str) -> tuple[float, float]:
-    """(tokens/s one rank captures, tokens/s one rank trains) at SUSTAINED_TFLOPS."""
+def stage_times(counted: Counted, recipe: Recipe, device: str) -> StageTimes:
+    """Of one rank at SUSTAINED_TFLOPS; the optimizer, a hundredth of a step, is not counted."""
+    tokens = recipe.train.rows_per_micro_batch * recipe.data.sequence_length
     flops = SUSTAINED_TFLOPS[device] * 1e12
-    return flops / counted.target_flop_per_token, flops / counted.drafter_flop_per_token
+    capture_s, train_s = (
+        tokens * flop / flops for flop in (counted.target_flop_per_token, counted.drafter_flop_per_token)
+    )
+    return StageTimes(capture_s, train_s, 0.0, tokens)
 
 
 def memory_text(parts: dict[str, float]) -> str:
