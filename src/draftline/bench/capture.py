@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
 
 from draftline.bench.measure import Ceiling, kernel_classes, timed
+from draftline.bench.random_target import random_model
 from draftline.bench.shapes import Shape
 from draftline.bench.step import packed_row
 from draftline.records import DrafterSpec
@@ -35,14 +34,7 @@ class CaptureTiming:
 
 def random_target(spec: DrafterSpec, device: torch.device, dtype: torch.dtype) -> Target:
     """A Qwen3 of the spec's sizes and depth with random weights; nothing is downloaded, and nothing tokenised."""
-    config = Qwen3Config(
-        vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, intermediate_size=spec.intermediate_size,
-        num_hidden_layers=spec.num_target_layers, num_attention_heads=spec.num_attention_heads,
-        num_key_value_heads=spec.num_key_value_heads, head_dim=spec.head_dim, tie_word_embeddings=False,
-        max_position_embeddings=spec.max_position_embeddings,
-    )  # fmt: skip
-    with torch.device(device):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+    model = random_model(spec, device, dtype)
     return Target(model, None, find_parts(model, device), "random", "random", frozenset(), device, dtype)
 
 

@@ -18,8 +18,9 @@ TOP, BOTTOM, RIGHT = 8, 26, 14
 STEPS = 2  # shown
 SHARES = {"forward": "training", "backward": "training"}  # one word where a picture needs no two
 WORDS = {
-    "data": "rows", "capture": "capture", "put": "waiting for room", "get": "waiting for features", "training": "forward and backward",
-    "reduce": "summing over ranks", "optimizer": "optimizer", "checkpoint": "checkpoint", "evaluation": "decoding",
+    "data": "rows", "capture": "capture", "put": "waiting for room", "get": "waiting for features",
+    "training": "forward and backward", "reduce": "summing over ranks", "optimizer": "optimizer",
+    "checkpoint": "checkpoint", "evaluation": "decoding",
 }  # fmt: skip
 COLOURS = {"training": "--p-forward"}
 
@@ -79,14 +80,8 @@ def shown(spans: Sequence[Span], start_s: float, end_s: float) -> list[Span]:
 def bar(span: Span, x: Axis, zero_s: float, left: float, y: float) -> Markup:
     begin, end = (left + x.place((at - zero_s) * 1e3) * (WIDTH - left - RIGHT) for at in (span.start_s, span.end_s))
     what = WORDS[span.phase] + ("" if span.item is None else f", micro-batch {span.item}")
-    drawn = rect(
-        begin,
-        y,
-        max(end - begin - 0.5, 0.4),
-        BAR,
-        colour(span.phase),
-        f"{what}: {(span.end_s - span.start_s) * 1e3:.3g} ms",
-    )
+    title = f"{what}: {(span.end_s - span.start_s) * 1e3:.3g} ms"
+    drawn = rect(begin, y, max(end - begin - 0.5, 0.4), BAR, colour(span.phase), title)
     number = "" if span.item is None else str(span.item)
     if number and end - begin > 9 * len(number) and span.phase not in ("put", "get"):
         drawn += text((begin + end) / 2, y + BAR / 2 + 4, number, "middle", "inside")
@@ -133,6 +128,7 @@ def write_gantt(traces: Mapping[int, Sequence[Span]], names: Mapping[int, str], 
     inner = Markup('<svg x="0" y="{}" width="{}" height="{}"').format(head, WIDTH, tall) + drawn.picture[len("<svg") :]
     style = Markup("<style>{}</style>").format(Markup(page_style()))
     back = Markup('<rect width="100%" height="100%" style="fill:var(--card)"/>')
-    whole = Markup('<svg xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif" width="{0}" height="{1}" ' 'viewBox="0 0 {0} {1}">{2}</svg>\n').format(
-        WIDTH, head + tall, Markup("").join([style, back, *parts, inner]))  # fmt: skip
+    whole = Markup('<svg xmlns="{}" width="{}" height="{}" font-family="system-ui, sans-serif">{}</svg>\n').format(
+        "http://www.w3.org/2000/svg", WIDTH, head + tall, Markup("").join([style, back, *parts, inner])
+    )
     path.write_text(whole, encoding="utf-8")
