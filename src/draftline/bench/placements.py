@@ -102,6 +102,7 @@ def run_placement(placement: Placement, recipe: Path, steps: int) -> Outcome:
         events = wait_for_steps(run, process, steps)
     finally:
         end(process)
+        shutil.rmtree(run / "checkpoints", ignore_errors=True)  # perhaps a part of one
     if events is None:
         lines = "\n    ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
         raise RunError(f"{placement.name}: ended with code {process.returncode} before step {steps}\n    {lines}")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+from transformers.utils import logging
 
 from draftline.bench.shapes import Shape
 from draftline.records import DrafterSpec
@@ -21,7 +22,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|> ' + m['role'] + ' ' + m['content'] + ' <|im_end|> ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|> assistant ' }}{% endif %}"
 )
-TEMPLATE_TOKENS = 7  # of a conversation of two turns: what is not their words
+TEMPLATE_TOKENS = 6  # of a conversation of two turns: what is not their words
 
 
 def target_config(spec: DrafterSpec) -> Qwen3Config:
@@ -57,6 +58,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def write_target(folder: Path, spec: DrafterSpec, device: torch.device, dtype: torch.dtype) -> None:
+    logging.disable_progress_bar()
     random_model(spec, device, dtype).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
 
