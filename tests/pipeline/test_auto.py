@@ -36,35 +36,42 @@ def slowed(owner: Any, method: str) -> Callable[[], None]:
     return hook
 
 
+COLOCATED = {"kind": "colocated"}
+
+
+def split(targets: int, drafters: int) -> dict[str, object]:
+    return {"kind": "split", "targets": targets, "drafters": drafters}
+
+
 @pytest.mark.parametrize(
-    ("hook", "best", "worse"),
+    ("hook", "ranks", "micro_batches", "best", "worse", "times_faster"),
     [
-        (slowed(FeatureCapture, "__call__"), (2, 1), (1, 2)),
-        (slowed(DrafterStep, "forward_backward"), (1, 2), (2, 1)),
+        (slowed(FeatureCapture, "__call__"), 3, 2, split(2, 1), split(1, 2), 1.3),
+        (slowed(DrafterStep, "forward_backward"), 3, 2, split(1, 2), split(2, 1), 1.3),
+        (slowed(FeatureCapture, "__call__"), 4, 5, split(3, 1), COLOCATED, 1.05),
     ],
-    ids=["slow capture", "slow training"],
+    ids=["slow capture", "slow training", "slow capture, micro-batches that do not divide"],
 )
 def test_auto_picks_the_measured_best(
-    tmp_path: Path, hook: Callable[[], None], best: tuple[int, int], worse: tuple[int, int]
-) -> None:
-    """Two micro-batches a step: three ranks cannot all train, so it is one of two splits, and both are run."""
-    recipe = write_recipe(tmp_path)
+    tmp_path: Path, hook: Callable[[], None], ranks: int, micro_batches: int, best: dict[str, object],
+    worse: dict[str, object], times_faster: float,
+) -> None:  # fmt: skip
+    """Two micro-batches a step: three ranks cannot all train, so it is one of two splits. Five on four colocated ranks
+    take as long as eight would: three that capture ahead for one are faster. Best and worse are both run."""
+    recipe = write_recipe(tmp_path, train={"rows_per_step": 2 * micro_batches, "epochs": 9})
 
     def start(name: str, *words: str) -> Ended:
-        return run_world(recipe, f"train.out={tmp_path / name}", *words, hook=hook, ranks=3)
+        return run_world(recipe, f"train.out={tmp_path / name}", *words, hook=hook, ranks=ranks)
 
     ended = start("auto", "placement.kind=auto")
     assert ended.code == 0, ended.out
-    assert json.loads((tmp_path / "auto/placement.json").read_text()) == {
-        "kind": "split", "targets": best[0], "drafters": best[1],
-    }  # fmt: skip
-    assert f"split, {best[0]} capturing and {best[1]} training" in ended.out and "taken" in ended.out
+    assert json.loads((tmp_path / "auto/placement.json").read_text()) == best
+    assert f"split, {best['targets']} capturing and {best['drafters']} training" in ended.out and "taken" in ended.out
     rates = []
-    for targets, drafters in (best, worse):
-        words = ["placement.kind=split", f"placement.targets={targets}", f"placement.drafters={drafters}"]
-        assert start(f"{targets}{drafters}", *words).code == 0
-        rates.append(json.loads((tmp_path / f"{targets}{drafters}/summary.json").read_text())["tokens_per_s"])
-    assert rates[0] > 1.3 * rates[1]
+    for name, section in (("best", best), ("worse", worse)):
+        assert start(name, *(f"placement.{key}={value}" for key, value in section.items())).code == 0
+        rates.append(json.loads((tmp_path / name / "summary.json").read_text())["tokens_per_s"])
+    assert rates[0] > times_faster * rates[1]
 
 
 def rates(times: StageTimes, ranks: int, micro_batches: int) -> dict[str, float]:

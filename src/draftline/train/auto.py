@@ -137,11 +137,14 @@ def timed(work: Callable[[int], object], device: torch.device) -> Timed:
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    call, started = 0, time.perf_counter()
-    while call < WARM_UP or (on_gpu and time.perf_counter() - started < HEATING_S):
+    for call in range(WARM_UP):
         work(call)
-        call += 1
+    wait_for(device)  # now everything is compiled
+    call, until = WARM_UP, time.perf_counter() + HEATING_S
+    while on_gpu and time.perf_counter() < until:
+        work(call)
         wait_for(device)
+        call += 1
     measured = MEASURED_ON_GPU if on_gpu else MEASURED
     started = time.perf_counter()
     for number in range(call, call + measured):
