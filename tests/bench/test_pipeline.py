@@ -12,10 +12,11 @@ from command import draftline_here
 from draftline.bench.channel import ChannelRate
 from draftline.bench.pipeline import Machine, Wanted
 from draftline.bench.pipeline_table import pipeline_figures, show_pipeline
-from draftline.bench.placements import WARM_STEPS, Outcome, placements
+from draftline.bench.placements import SLOTS, WARM_STEPS, Outcome, placements
 from draftline.bench.shapes import find_shape
-from draftline.monitor.events import Step, read_events
+from draftline.monitor.events import Phases, Step, read_events
 from draftline.monitor.notices import Notices, stdout_console
+from draftline.monitor.state import read_run
 from draftline.monitor.trace import read_traces
 from draftline.train.plan import StageTimes
 
@@ -52,6 +53,12 @@ def test_a_split_is_run_timed_and_drawn(tmp_path: Path) -> None:
     assert figures["alone"] is None and split["share_of_stages"] is None and figures["speed_up_of_2"] is None
     assert len(split["waiting"]) == 2 and all(0 <= share < 1 for share in split["waiting"])
     assert not (out / "split/export").exists() and not (out / "split/checkpoints").exists()
+
+    laps = [logged.event for logged in read_events(out / "split/events-rank1.jsonl").events
+            if isinstance(logged.event, Phases)]  # fmt: skip
+    assert {lap.queue_limit_bytes for lap in laps} == {SLOTS * 128 * 4 * 64 * 4}  # three taps and the final states
+    assert 0 < max(lap.queue_used_bytes for lap in laps) <= laps[0].queue_limit_bytes
+    assert read_run(out / "split").attempts == 1  # which both ranks logged the start of
 
     traces = read_traces(out / "split")
     trained = {span.item: span for span in traces[0] if span.phase == "forward"}

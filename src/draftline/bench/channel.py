@@ -89,7 +89,6 @@ def send(address: Path, layout: FeatureLayout, device: str, count: int) -> float
 
 def this_device(name: str, number: int) -> torch.device:
     if name == "cpu":
-        torch.set_num_threads(1)
         return torch.device("cpu")
     index = number % torch.cuda.device_count()
     torch.cuda.set_device(index)

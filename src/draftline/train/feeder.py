@@ -16,6 +16,15 @@ from draftline.train.memory import memory_told
 from draftline.train.monitoring import timed
 
 
+@dataclass(frozen=True)
+class Handed:
+    """A micro-batch on its way: its lap, its tokens, and how many batches were in flight then."""
+
+    lap: Lap
+    tokens: int
+    in_flight: int
+
+
 @dataclass
 class Feeder:
     """`outbox` is None on the shards of a replica that take part in its forward and send nothing."""
@@ -24,7 +33,7 @@ class Feeder:
     capture: Callable[[PackedBatch], FeatureBatch]
     outbox: FeatureOutbox | None
     log: EventLog | None = None
-    before: tuple[Lap, int] | None = None
+    before: Handed | None = None
     trace: Trace | None = None
 
     def run(self, first_step: int) -> None:
@@ -42,7 +51,7 @@ class Feeder:
                     if self.outbox is not None:
                         self.outbox.flush()
                     if self.before is not None:
-                        self.before[0].wait()  # at most one capture is queued ahead; here a GPU that hangs has a limit
+                        self.before.lap.wait()  # at most one capture is queued ahead; a hung GPU has a limit here
                 with clock.phase("put", index):
                     wanted = self.hand_on(batch)
                 self.note(batch.packed.tokens)
@@ -54,11 +63,13 @@ class Feeder:
     def note(self, tokens: int) -> None:
         """The micro-batch before this one, which a GPU has passed."""
         assert self.log is not None
+        slot_bytes, slots = self.setting.layout.slot_bytes, 0 if self.outbox is None else self.outbox.slots
         if self.before is not None:
-            self.log.write(timed(self.before[0], "target", self.before[1]))
+            lap, used = self.before.lap, self.before.in_flight * slot_bytes
+            self.log.write(timed(lap, "target", self.before.tokens, used, slots * slot_bytes))
             if self.trace is not None:
-                self.trace.write(self.before[0])
-        self.before = (self.setting.clock.lap(), tokens)
+                self.trace.write(lap)
+        self.before = Handed(self.setting.clock.lap(), tokens, 0 if self.outbox is None else self.outbox.in_flight)
 
     def hand_on(self, batch: FeatureBatch) -> bool:
         """Whether more is wanted; the shards of a replica decide together."""
