@@ -9,7 +9,7 @@ from test_fused import SPECS, random_batch, random_step, spec_of
 
 from draftline.drafter.losses import LossKind
 from draftline.environment.compile_guard import CompileGuard
-from draftline.train.warm_up import random_features, warm_up
+from draftline.train.warm_up import compile_kernels, random_features, warm_up
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="Triton's interpreter compiles nothing")
 
@@ -24,4 +24,19 @@ def test_after_the_warm_up_no_batch_compiles_a_kernel(kind: tuple[str, str]) -> 
         packed = random_batch(np.random.default_rng(seed), 2, 128, spec).packed
         with guard.steady(str):
             step.forward_backward(random_features(step, packed, torch.bfloat16))
+    assert guard.late_kernels == []
+
+
+@pytest.mark.parametrize("kind", [("ce", "exponential"), ("kl", "dpace"), ("tv", "exponential")], ids="-".join)
+def test_a_step_needs_no_kernel_but_those_compiled_together(kind: tuple[str, str]) -> None:
+    block_size = {"ce": 6, "kl": 10, "tv": 12}[kind[0]]  # blocks that no other test here has compiled for
+    spec, guard = spec_of(block_size=block_size), CompileGuard()
+    guard.watch_kernels()
+    step = random_step(spec, LossKind(*kind, gamma=7.0, alpha=0.5), "cuda", torch.bfloat16, fused=True)
+    packed = random_batch(np.random.default_rng(0), 2, 128, spec).packed
+    compile_kernels(step, packed, torch.bfloat16)
+    assert all(p.grad is None for p in step.drafter.parameters())
+    assert guard.kernels >= 4  # attention's, of these blocks
+    with guard.steady(str):
+        step.forward_backward(random_features(step, packed, torch.bfloat16))
     assert guard.late_kernels == []

@@ -77,9 +77,13 @@ def timed(call: Callable[[], object], device: torch.device, times: int) -> list[
     return [a.elapsed_time(b) / 1e3 for a, b in zip(events, events[1:], strict=False)]
 
 
-def measure(call: Callable[[], object], forget: Callable[[], object], device: torch.device) -> Timing:
-    """`forget` drops what calls add up, so that the next one begins afresh."""
+def measure(
+    call: Callable[[], object], compile_first: Callable[[], object], forget: Callable[[], object], device: torch.device
+) -> Timing:
+    """`compile_first` is what a run does before its first call, and counts into that; `forget` drops what calls add up,
+    so that the next one begins afresh."""
     started = time.perf_counter()
+    compile_first()
     timed(call, device, 1)
     first = time.perf_counter() - started
     since_start = seconds_since_process_start()

@@ -14,6 +14,7 @@ from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
 from draftline.records import FeatureBatch, Head, PackedBatch
+from draftline.train.warm_up import compile_kernels
 
 
 def packed_row(shape: Shape) -> PackedBatch:
@@ -54,7 +55,10 @@ def measure_step(shape: Shape, loss: str, device: torch.device) -> tuple[Timing,
     step, batch = random_step(shape, kind, device, dtype), random_features(shape, device, dtype)
     blocks = sample_blocks(batch.packed, shape.anchors, step.seed)
     context = float((blocks.anchor - blocks.start)[blocks.keep].double().mean())
-    timing = measure(lambda: step.forward_backward(batch), lambda: step.drafter.zero_grad(set_to_none=True), device)
+    timing = measure(
+        lambda: step.forward_backward(batch), lambda: compile_kernels(step, batch.packed, dtype),
+        lambda: step.drafter.zero_grad(set_to_none=True), device,
+    )  # fmt: skip
     return timing, step_cost(shape.spec, shape.sequence, shape.anchors, context, kind.needs_final)
 
 

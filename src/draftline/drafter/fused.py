@@ -11,7 +11,6 @@ stream, and gate and up. Norms, RoPE and SwiGLU are computed again, which is che
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,7 +18,8 @@ import torch
 from torch import Tensor
 
 from draftline.drafter.anchors import Blocks
-from draftline.drafter.model import Drafter, DrafterLayer, Linear
+from draftline.drafter.matrix import Matrix
+from draftline.drafter.model import Drafter, DrafterLayer
 from draftline.errors import InputError
 from draftline.kernels.attention import BlockAttention
 from draftline.kernels.pointwise import (
@@ -36,47 +36,11 @@ from draftline.records import DrafterSpec
 RopeHalves = tuple[Tensor, Tensor]  # cos and sin, float32 [positions, rotary/2]
 
 
-class Matrix:
-    """The weights of one product: linear layers stacked by rows, as fp32 masters and as a copy to compute with."""
-
-    def __init__(self, linears: Iterable[Linear], dtype: torch.dtype) -> None:
-        self.masters = [linear.weight for linear in linears]
-        self.rows = [len(master) for master in self.masters]
-        width, device = self.masters[0].shape[1], self.masters[0].device
-        self.copy = torch.empty((sum(self.rows), width), dtype=dtype, device=device)
-        self.versions = [-1] * len(self.masters)
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Take over masters that changed since the last time, by their version: torch counts changes of a tensor, the
-        optimizer its own (a fused one changes tensors uncounted)."""
-        versions = [master._version for master in self.masters]
-        if versions != self.versions:
-            torch._foreach_copy_(list(self.copy.split(self.rows)), [master.data for master in self.masters])
-            self.versions = versions
-
-    def is_current(self) -> bool:
-        parts = zip(self.copy.split(self.rows), self.masters, strict=True)
-        return all(torch.equal(part, master.to(part.dtype)) for part, master in parts)
-
-    def add_gradient(self, dy: Tensor, x: Tensor) -> None:
-        """grad += dy^T x in fp32. dy [M, rows of the stack], x [M, width]."""
-        for master, part in zip(self.masters, dy.split(self.rows, dim=1), strict=True):
-            add_product(master, part, x)
-
-
-def add_product(master: Tensor, dy: Tensor, x: Tensor) -> None:
-    if x.dtype == torch.float32:
-        product = dy.t() @ x
-        master.grad = product if master.grad is None else master.grad.add_(product)
-    elif master.grad is None:
-        master.grad = torch.mm(dy.t(), x, out_dtype=torch.float32)
-    else:
-        torch.addmm(master.grad, dy.t(), x, out_dtype=torch.float32, out=master.grad)
-
-
 def add_vector(parameter: Tensor, gradient: Tensor) -> None:
     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+QUERIES = 1  # the first of the stacked q, k and v, which the context has no need of
 
 
 class FusedLayer:
@@ -89,20 +53,10 @@ class FusedLayer:
         self.o = Matrix((attention.o_proj,), dtype)
         self.gate_up = Matrix((mlp.gate_proj, mlp.up_proj), dtype)
         self.down = Matrix((mlp.down_proj,), dtype)
-        self.queries = self.qkv.rows[0]
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         return self.qkv, self.o, self.gate_up, self.down
-
-    @property
-    def key_value(self) -> Tensor:
-        """[2 kv heads D, d]: what turns context features into keys and values."""
-        return self.qkv.copy[self.queries :]
-
-    def add_context_gradient(self, dkv: Tensor, c: Tensor) -> None:
-        for master, part in zip(self.qkv.masters[1:], dkv.split(self.qkv.rows[1:], dim=1), strict=True):
-            add_product(master, part, c)
 
 
 @dataclass
@@ -187,7 +141,7 @@ class FusedDrafter:
     def forward(self, embeds: Tensor, taps: Tensor, place: Place) -> tuple[Tensor, Tape]:
         """Final-normed states [M, d] of all slots. embeds [M, d], taps [C, K*d]."""
         self.refresh()
-        mixed = taps @ self.fc.copy.t()
+        mixed = self.fc.forward(taps)
         c = rms_norm(mixed, self.drafter.hidden_norm.weight, self.spec.rms_norm_eps)
         z, tapes = embeds, []
         for layer, attention in zip(self.layers, place.attention, strict=True):
@@ -200,13 +154,13 @@ class FusedDrafter:
         self, layer: FusedLayer, z: Tensor, c: Tensor, place: Place, attention: BlockAttention
     ) -> tuple[Tensor, LayerTape]:
         eps = self.spec.rms_norm_eps
-        qkv = rms_norm(z, layer.layer.input_layernorm.weight, eps) @ layer.qkv.copy.t()
-        kv = c @ layer.key_value.t()
+        qkv = layer.qkv.forward(rms_norm(z, layer.layer.input_layernorm.weight, eps))
+        kv = layer.qkv.forward(c, skip=QUERIES)
         q, keys = self.rotated(layer, qkv, kv, place)
         out, lse = attention.forward(q, *keys)
-        middle = torch.addmm(z, out.flatten(0, 1).flatten(1), layer.o.copy.t())
-        gate_up = rms_norm(middle, layer.layer.post_attention_layernorm.weight, eps) @ layer.gate_up.copy.t()
-        z_next = torch.addmm(middle, swiglu(gate_up), layer.down.copy.t())
+        middle = layer.o.forward(out.flatten(0, 1).flatten(1), z)
+        gate_up = layer.gate_up.forward(rms_norm(middle, layer.layer.post_attention_layernorm.weight, eps))
+        z_next = layer.down.forward(swiglu(gate_up), middle)
         return z_next, LayerTape(z, qkv, kv, out, lse, middle, gate_up)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -248,26 +202,25 @@ class FusedDrafter:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """(dz of the layer's input, dc so far)."""
         dmiddle = self.mlp_backward(layer, tape, dz)
-        dout = (dmiddle @ layer.o.copy).view_as(tape.out)
+        dout = layer.o.backward(dmiddle).view_as(tape.out)
         layer.o.add_gradient(dmiddle, tape.out.flatten(0, 1).flatten(1))
         dqkv, dkv = self.attention_backward(layer, tape, dout, place, attention)
         u = torch.empty_like(tape.z)
         norm = layer.layer.input_layernorm.weight
-        dz, dw = rms_norm_backward(tape.z, norm, self.spec.rms_norm_eps, dqkv @ layer.qkv.copy, dmiddle, u)
+        dz, dw = rms_norm_backward(tape.z, norm, self.spec.rms_norm_eps, layer.qkv.backward(dqkv), dmiddle, u)
         add_vector(norm, dw)
         layer.qkv.add_gradient(dqkv, u)
-        layer.add_context_gradient(dkv, c)
-        dc = dkv @ layer.key_value if dc is None else dc.addmm_(dkv, layer.key_value)
-        return dz, dc
+        layer.qkv.add_gradient(dkv, c, skip=QUERIES)
+        return dz, layer.qkv.backward(dkv, dc, skip=QUERIES)
 
     def mlp_backward(self, layer: FusedLayer, tape: LayerTape, dz: Tensor) -> Tensor:
-        dgate_up, h = swiglu_backward(tape.gate_up, dz @ layer.down.copy)
+        dgate_up, h = swiglu_backward(tape.gate_up, layer.down.backward(dz))
         layer.down.add_gradient(dz, h)
         del h
         u = torch.empty_like(tape.middle)
         norm = layer.layer.post_attention_layernorm.weight
         dmiddle, dw = rms_norm_backward(
-            tape.middle, norm, self.spec.rms_norm_eps, dgate_up @ layer.gate_up.copy, residual=dz, y=u
+            tape.middle, norm, self.spec.rms_norm_eps, layer.gate_up.backward(dgate_up), residual=dz, y=u
         )
         add_vector(norm, dw)
         layer.gate_up.add_gradient(dgate_up, u)

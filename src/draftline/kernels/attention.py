@@ -20,6 +20,7 @@ from torch import Tensor
 
 from draftline.kernels.attention_backward import context_kernel, own_kernel, query_kernel
 from draftline.kernels.attention_forward import forward_kernel
+from draftline.kernels.launch import launch
 from draftline.kernels.visibility import Geometry, Tilings, Visible
 
 LOG2_E = 1 / 0.6931471805599453
@@ -41,7 +42,8 @@ class BlockAttention:
         pack = self.geometry.pack(one.rows)
         tile_slots = self.geometry.slots(one.rows, pack)
         grid = (heads // pack, -(-slots // tile_slots), rows)
-        forward_kernel[grid](
+        launch(
+            forward_kernel, grid,
             q, k_context, v_context, k_block, v_block, out, lse, self.visible.low, self.visible.high,
             self.visible.forward, slots, k_context.shape[1], *strides(q, k_context, v_context, k_block, v_block, out),
             self.scale * LOG2_E, H=heads, PACK=pack, ROWS=one.rows, SLOTS=tile_slots, BLOCK_N=one.keys,
@@ -69,7 +71,8 @@ class BlockAttention:
         one, (rows, slots, heads, _) = self.tiling.query, q.shape
         pack = self.geometry.pack(one.rows)
         tile_slots = self.geometry.slots(one.rows, pack)
-        query_kernel[(heads // pack, -(-slots // tile_slots), rows)](
+        launch(
+            query_kernel, (heads // pack, -(-slots // tile_slots), rows),
             q, *keys, out, do, dq, lse, delta, self.visible.low, self.visible.high, self.visible.query, slots,
             keys[0].shape[1], *strides(q, *keys, out, do, dq), self.scale * LOG2_E, self.scale, H=heads, PACK=pack,
             ROWS=one.rows, SLOTS=tile_slots, BLOCK_N=one.keys, OWN=triton.next_power_of_2(tile_slots),
@@ -82,7 +85,8 @@ class BlockAttention:
     ) -> None:
         one, (rows, slots, heads, _), length = self.tiling.context, q.shape, keys[0].shape[1]
         pack = self.geometry.pack(one.rows)
-        context_kernel[(self.geometry.kv_heads, -(-length // one.keys), rows)](
+        launch(
+            context_kernel, (self.geometry.kv_heads, -(-length // one.keys), rows),
             q, keys[0], keys[1], do, dk, dv, lse, delta, self.visible.low, self.visible.high, self.visible.context,
             slots, length, *strides(q, keys[0], keys[1], do, dk, dv), self.scale * LOG2_E, self.scale, H=heads,
             PACK=pack, ROWS=one.rows, SLOTS=self.geometry.slots(one.rows, pack), BLOCK_N=one.keys,
@@ -95,7 +99,8 @@ class BlockAttention:
         one, (rows, slots, heads, _) = self.tiling.own, q.shape
         tile_rows = max(one.rows, triton.next_power_of_2(self.geometry.block_size))
         tile_slots = self.geometry.slots(tile_rows, 1)
-        own_kernel[(self.geometry.kv_heads, -(-slots // tile_slots), rows)](
+        launch(
+            own_kernel, (self.geometry.kv_heads, -(-slots // tile_slots), rows),
             q, keys[2], keys[3], do, dk, dv, lse, delta, slots, *strides(q, keys[2], keys[3], do, dk, dv),
             self.scale * LOG2_E, self.scale, H=heads, ROWS=tile_rows, SLOTS=tile_slots, num_warps=one.warps,
             num_stages=one.stages, GROUP=self.geometry.group, **self.constants(q), B=self.geometry.block_size,

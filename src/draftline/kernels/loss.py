@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from draftline.kernels.launch import launch
+
 BLOCK_V = 4096
 
 
@@ -171,8 +173,9 @@ def aligned(count: int, rows: int, dtype: torch.dtype, device: torch.device) -> 
 def statistics(logits: Tensor, teacher: Tensor | None, shape: LogitShape) -> Statistics:
     rows, width = logits.shape
     numbers = aligned(3, rows, torch.float32, logits.device)
-    places = aligned(2, rows, torch.int32, logits.device)
-    statistics_kernel[(rows,)](
+    places = aligned(2, rows, torch.int32, logits.device).zero_()  # used as indices, also where kernels only compile
+    launch(
+        statistics_kernel, (rows,),
         logits, logits if teacher is None else teacher, numbers[0], places[0], numbers[1], places[1], numbers[2],
         width, **shape.constants(), HAS_TEACHER=teacher is not None, BLOCK=2048, num_warps=4,
     )  # fmt: skip
@@ -183,7 +186,8 @@ def variation(logits: Tensor, teacher: Tensor, found: Statistics, shape: LogitSh
     """(total variation 0.5 sum |p - q|, sum q side) of every row, side = 0.5 sign(q - p)."""
     rows, width = logits.shape
     both = aligned(2, rows, torch.float32, logits.device)
-    variation_kernel[(rows,)](
+    launch(
+        variation_kernel, (rows,),
         logits, teacher, found.lse, found.teacher_lse, both[0], both[1], width, **shape.constants(), BLOCK=BLOCK_V,
         num_warps=8,
     )  # fmt: skip
@@ -196,7 +200,8 @@ def turn_into_gradient(
 ) -> None:  # fmt: skip
     """Overwrites logits [n, V] with weight * d loss / d raw logits. kind: ce, kl or tv; label int [n] for ce."""
     rows, width = logits.shape
-    gradient_kernel[(rows, triton.cdiv(width, BLOCK_V))](
+    launch(
+        gradient_kernel, (rows, triton.cdiv(width, BLOCK_V)),
         logits, logits if teacher is None else teacher, found.lse, found.teacher_lse, label,
         weight if slope is None else slope, weight, width, **shape.constants(), KIND=kind, BLOCK=BLOCK_V, num_warps=8,
     )  # fmt: skip
@@ -206,7 +211,8 @@ def dpace(cross_entropy: Tensor, supervised: Tensor, alpha: float) -> Tensor:
     """D-PACE weights float32 [m, K], as drafter.anchors.dpace_weights, in one launch."""
     blocks, slots = cross_entropy.shape
     weight = torch.empty_like(cross_entropy)
-    dpace_kernel[(blocks,)](
-        cross_entropy, supervised, weight, slots, alpha, BLOCK=max(2, triton.next_power_of_2(slots)), num_warps=1
-    )
+    launch(
+        dpace_kernel, (blocks,),
+        cross_entropy, supervised, weight, slots, alpha, BLOCK=max(2, triton.next_power_of_2(slots)), num_warps=1,
+    )  # fmt: skip
     return weight

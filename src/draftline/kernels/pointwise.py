@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from draftline.kernels.launch import launch
+
 PROGRAMS = 528  # four for each of an H200's 132 multiprocessors: each sums its share of a weight gradient
 
 
@@ -32,9 +34,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     width = x.shape[-1]
     rows, block = x.numel() // width, triton.next_power_of_2(width)
     together = max(1, 2048 // block)
-    norm_kernel[(triton.cdiv(rows, together),)](
-        x, weight, y, rows, width, eps, offset, ROWS=together, BLOCK=block, num_warps=warps(block)
-    )
+    launch(
+        norm_kernel, (triton.cdiv(rows, together),),
+        x, weight, y, rows, width, eps, offset, ROWS=together, BLOCK=block, num_warps=warps(block),
+    )  # fmt: skip
     return y
 
 
@@ -72,7 +75,8 @@ def rms_norm_backward(
     dx = torch.empty_like(x)
     programs, block = min(PROGRAMS, rows), triton.next_power_of_2(width)
     partial = torch.empty((programs, width), dtype=torch.float32, device=x.device)
-    norm_backward_kernel[(programs,)](
+    launch(
+        norm_backward_kernel, (programs,),
         x, weight, dy, dx if residual is None else residual, dx, dx if y is None else y, partial, rows, width, eps,
         HAS_RESIDUAL=residual is not None, HAS_Y=y is not None, BLOCK=block, num_warps=warps(block),
     )  # fmt: skip
@@ -127,7 +131,8 @@ def head_norm_rope(x: Tensor, weight: Tensor, eps: float, rope: tuple[Tensor, Te
     positions, heads, size = x.shape
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block, rows = head_tile(size)
-    head_norm_kernel[(triton.cdiv(positions * heads, rows),)](
+    launch(
+        head_norm_kernel, (triton.cdiv(positions * heads, rows),),
         x, weight, *rope, y, positions * heads, x.stride(0), y.stride(0), eps, rope[0].shape[-1], HEADS=heads, D=size,
         BLOCK_D=block, ROWS=rows, num_warps=4,
     )  # fmt: skip
@@ -172,7 +177,8 @@ def head_norm_rope_backward(
     block, rows = head_tile(size)
     programs = min(PROGRAMS, triton.cdiv(positions * heads, rows))
     partial = torch.empty((programs, size), dtype=torch.float32, device=x.device)
-    head_norm_backward_kernel[(programs,)](
+    launch(
+        head_norm_backward_kernel, (programs,),
         x, weight, *rope, dy, dx, partial, positions * heads, x.stride(0), dy.stride(0), dx.stride(0), eps,
         rope[0].shape[-1], HEADS=heads, D=size, BLOCK_D=block, ROWS=rows, num_warps=4,
     )  # fmt: skip
@@ -194,7 +200,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) up. gate_up [M, 2 f], the gates first -> [M, f]."""
     rows, double = gate_up.shape
     h = torch.empty((rows, double // 2), dtype=gate_up.dtype, device=gate_up.device)
-    swiglu_kernel[(triton.cdiv(h.numel(), 2048),)](gate_up, h, h.numel(), double // 2, BLOCK=2048, num_warps=8)
+    launch(swiglu_kernel, (triton.cdiv(h.numel(), 2048),), gate_up, h, h.numel(), double // 2, BLOCK=2048, num_warps=8)
     return h
 
 
@@ -217,9 +223,10 @@ def swiglu_backward_kernel(GU, DH, DGU, H, count, width, BLOCK: tl.constexpr):
 def swiglu_backward(gate_up: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
     """(d gate_up, h). Both overwrite what they replace: gate_up becomes its gradient, dh becomes h."""
     count = dh.numel()
-    swiglu_backward_kernel[(triton.cdiv(count, 2048),)](
-        gate_up, dh, gate_up, dh, count, dh.shape[1], BLOCK=2048, num_warps=8
-    )
+    launch(
+        swiglu_backward_kernel, (triton.cdiv(count, 2048),),
+        gate_up, dh, gate_up, dh, count, dh.shape[1], BLOCK=2048, num_warps=8,
+    )  # fmt: skip
     return gate_up, dh
 
 

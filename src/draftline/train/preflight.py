@@ -23,6 +23,7 @@ from draftline.train.footprint import prove_disk, prove_memory
 from draftline.train.job import Job
 from draftline.train.publishing import publish_drafter
 from draftline.train.trial import prove_masters, prove_trial
+from draftline.train.warm_up import compile_kernels
 
 SHOWN_ROWS = 2
 EXCERPT_ANCHORS = 8  # blocks a row where the training's own batch would take too long
@@ -46,6 +47,8 @@ def preflight(job: Job, folder: RunFolder, notices: Notices) -> Preflight:
 def gates_of(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
     yield Gate("disk", lambda: prove_disk(job, folder))
     yield Gate("memory", lambda: prove_memory(job))
+    if job.step.fused is not None:
+        yield Gate("kernels", lambda: prove_kernels(job))
     yield from data_gates(job.target, job.stream, job.examples)
     subject = subject_of(job)
     yield from target_gates(subject)
@@ -53,6 +56,12 @@ def gates_of(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
     yield from drafter_gates(subject)
     yield Gate("trial step", lambda: prove_trial(subject.step, job.optimizer, subject.batch))
     yield Gate("export", lambda: prove_export(job, folder))
+
+
+def prove_kernels(job: Job) -> str:
+    """Also what the gates after this one would else wait for, kernel by kernel."""
+    compile_kernels(job.step, job.stream.batch(0), job.target.dtype)
+    return "the step's kernels compile"
 
 
 def subject_of(job: Job) -> Subject:

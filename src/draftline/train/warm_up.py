@@ -21,10 +21,23 @@ def warm_up(step: DrafterStep, batches: list[PackedBatch], dtype: torch.dtype, g
     started = time.perf_counter()
     guard.refuse_other_thread()
     for packed in batches:
+        compile_kernels(step, packed, dtype)
         step.forward_backward(random_features(step, packed, dtype))
     step.drafter.zero_grad(set_to_none=True)
     synchronize(step.head.weight.device)
     return time.perf_counter() - started
+
+
+def compile_kernels(step: DrafterStep, packed: PackedBatch, dtype: torch.dtype) -> None:
+    """Compile the CUDA step's kernels for batches of this shape, all at once, by a forward and backward that launches
+    none: compiled one after the other, where a step first needs them, they take longer. A CPU's step has none."""
+    if step.fused is None:
+        return
+    from draftline.kernels.launch import compiling_together  # needs Triton, which only CUDA builds of torch bring
+
+    with compiling_together():
+        step.forward_backward(random_features(step, packed, dtype))
+    step.drafter.zero_grad(set_to_none=True)
 
 
 def synchronize(device: torch.device) -> None:
