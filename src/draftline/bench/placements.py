@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,13 +97,13 @@ def run_placement(placement: Placement, recipe: Path, steps: int) -> Outcome:
     log = recipe.parent / f"{placement.name}.log"
     words = ["train", str(recipe), f"train.out={run}", *placement.overrides]
     started = time.time()
-    with log.open("w") as file:
+    with terminated_as_interrupted(), log.open("w") as file:
         process = subprocess.Popen([sys.executable, "-m", "draftline", *words], stdout=file, stderr=subprocess.STDOUT)
-    try:
-        events = wait_for_steps(run, process, steps)
-    finally:
-        end(process)
-        shutil.rmtree(run / "checkpoints", ignore_errors=True)  # perhaps a part of one
+        try:
+            events = wait_for_steps(run, process, steps)
+        finally:
+            end(process)
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)  # perhaps a part of one
     if events is None:
         lines = "\n    ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
         raise RunError(f"{placement.name}: ended with code {process.returncode} before step {steps}\n    {lines}")
@@ -111,6 +112,16 @@ def run_placement(placement: Placement, recipe: Path, steps: int) -> Outcome:
     traces, title = read_traces(run), f"{placement.name}: {outcome.tokens_per_s:,.0f} tokens/s"
     write_gantt(traces, names, title, recipe.parent / f"{placement.name}.svg")
     return outcome
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, so that no run outlives what started it."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def wait_for_steps(run: Path, process: subprocess.Popen[bytes], steps: int) -> list[LoggedEvent] | None:
