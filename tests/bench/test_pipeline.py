@@ -127,4 +127,4 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
 
     assert "--only colocated-16: not among what 2 cpu devices can measure" in said("--only", "colocated-16")
     (tmp_path / "shape.json").write_text("{}")
-    assert "holds another shape's target" in said("--only", "channel")
+    assert "holds figures of another shape or loss" in said("--only", "channel")

@@ -69,7 +69,7 @@ def this_machine() -> Machine:
 
 def measure_pipeline(wanted: Wanted, notices: Notices) -> dict[str, Any]:
     """Name of what was measured -> its numbers, those that earlier calls left in the folder included. Raises InputError
-    for what this machine cannot measure, or a folder of another shape."""
+    for what this machine cannot measure, or a folder of another shape or loss."""
     machine = this_machine()
     known = ("alone", "channel", *machine.placements)
     for name in wanted.only:
@@ -110,10 +110,13 @@ class Bench:
 
     def make_inputs(self) -> None:
         """Target and conversations, unless the folder holds this shape's already."""
-        marker, mine = self.home / "shape.json", json.dumps(asdict(self.wanted.shape), sort_keys=True)
+        measured = asdict(self.wanted.shape) | {"loss": self.wanted.loss}
+        marker, mine = self.home / "shape.json", json.dumps(measured, sort_keys=True)
         if marker.is_file():
             if marker.read_text(encoding="utf-8") != mine:
-                raise InputError(f"--out {self.home}: holds another shape's target", "name another folder, or empty it")
+                raise InputError(
+                    f"--out {self.home}: holds figures of another shape or loss", "name another folder, or empty it"
+                )
             return
         shape, target, device = self.wanted.shape, self.home / "target", torch.device(self.machine.device)
         write_conversations(self.home / "conversations.jsonl", shape, STEPS_OF_DATA * MICRO_BATCHES * shape.rows)
