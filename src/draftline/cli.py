@@ -76,6 +76,11 @@ class BenchLoss(StrEnum):
     tv = "tv"
 
 
+class BenchProducts(StrEnum):
+    plain = "plain"
+    fp8 = "fp8"
+
+
 @app.command()
 def bench(
     part: Annotated[
@@ -90,6 +95,9 @@ def bench(
     loss: Annotated[
         BenchLoss | None, typer.Option("--loss", help="By itself ce for a step, the recipe's default for a pipeline.")
     ] = None,
+    products: Annotated[
+        BenchProducts, typer.Option("--products", help="The layers' products: in bf16 (plain), or fp8.")
+    ] = BenchProducts.plain,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False,
     out: Annotated[
         Path | None,
@@ -111,11 +119,12 @@ def bench(
         from draftline.bench.pipeline import Wanted
         from draftline.bench.run import bench_pipeline
 
-        bench_pipeline(Wanted(found, None if loss is None else loss.value, steps, tuple(only or ()), out), as_json)
+        kind = None if loss is None else loss.value
+        bench_pipeline(Wanted(found, kind, products.value, steps, tuple(only or ()), out), as_json)
         return
     from draftline.bench.run import bench
 
-    bench(part.value, found, "ce" if loss is None else loss.value, as_json)
+    bench(part.value, found, "ce" if loss is None else loss.value, products.value, as_json)
 
 
 @app.command()

@@ -89,7 +89,7 @@ def test_figures_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
             for name, rate, ranks in (("colocated-1", 40_000, 1), ("colocated-2", 60_000, 2), ("split", 63_000, 2))
         },
     }
-    wanted = Wanted(find_shape("tiny", {}), None, STEPS, (), None)
+    wanted = Wanted(find_shape("tiny", {}), None, "plain", STEPS, (), None)
     figures = pipeline_figures(wanted, Machine("cpu", 2), found)
     assert figures["alone"]["capture_tokens_per_s"] == pytest.approx(128_000)
     assert figures["alone"]["train_tokens_per_s"] == pytest.approx(64_000)
@@ -127,4 +127,4 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
 
     assert "--only colocated-16: not among what 2 cpu devices can measure" in said("--only", "colocated-16")
     (tmp_path / "shape.json").write_text("{}")
-    assert "holds figures of another shape or loss" in said("--only", "channel")
+    assert "holds figures of another shape, loss or products" in said("--only", "channel")

@@ -20,7 +20,7 @@ from draftline.bench.placements import MICRO_BATCHES, WARM_STEPS, Placement, pla
 from draftline.bench.random_target import write_conversations, write_target
 from draftline.bench.shapes import Shape
 from draftline.channel.flow import FeatureLayout
-from draftline.config import LossSection, load_recipe
+from draftline.config import LossSection, Products, load_recipe
 from draftline.environment import variables
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.switches import configure_torch
@@ -42,6 +42,7 @@ class Wanted:
 
     shape: Shape
     loss: str | None
+    products: Products
     steps: int
     only: tuple[str, ...]
     out: Path | None
@@ -69,7 +70,7 @@ def this_machine() -> Machine:
 
 def measure_pipeline(wanted: Wanted, notices: Notices) -> dict[str, Any]:
     """Name of what was measured -> its numbers, those that earlier calls left in the folder included. Raises InputError
-    for what this machine cannot measure, or a folder of another shape or loss."""
+    for what this machine cannot measure, or a folder of another shape, loss or products."""
     machine = this_machine()
     known = ("alone", "channel", *machine.placements)
     for name in wanted.only:
@@ -106,16 +107,19 @@ class Bench:
         self.wanted, self.machine, self.home, self.notices = wanted, machine, home, notices
         self.dtype = torch.bfloat16 if machine.device == "cuda" else torch.float32
         self.layout = layout_of(wanted.shape, wanted.loss, self.dtype)
-        self.recipe = write_recipe(home, wanted.shape, wanted.loss, self.layout.slot_bytes, wanted.steps)
+        own: dict[str, dict[str, Any]] = {"loss": {} if wanted.loss is None else {"kind": wanted.loss}}
+        own["train"] = {"products": wanted.products}
+        self.recipe = write_recipe(home, wanted.shape, own, self.layout.slot_bytes, wanted.steps)
 
     def make_inputs(self) -> None:
         """Target and conversations, unless the folder holds this shape's already."""
-        measured = asdict(self.wanted.shape) | {"loss": self.wanted.loss}
+        measured = asdict(self.wanted.shape) | {"loss": self.wanted.loss, "products": self.wanted.products}
         marker, mine = self.home / "shape.json", json.dumps(measured, sort_keys=True)
         if marker.is_file():
             if marker.read_text(encoding="utf-8") != mine:
                 raise InputError(
-                    f"--out {self.home}: holds figures of another shape or loss", "name another folder, or empty it"
+                    f"--out {self.home}: holds figures of another shape, loss or products",
+                    "name another folder",
                 )
             return
         shape, target, device = self.wanted.shape, self.home / "target", torch.device(self.machine.device)

@@ -23,7 +23,8 @@ def pipeline_figures(wanted: Wanted, machine: Machine, found: dict[str, Any]) ->
     shape, tokens = wanted.shape, wanted.shape.rows * wanted.shape.sequence
     return {
         "shape": shape.name, "rows": shape.rows, "sequence": shape.sequence, "documents": shape.documents,
-        "anchors": shape.anchors, "loss": wanted.loss or LossSection().kind, "device": machine.device,
+        "anchors": shape.anchors, "loss": wanted.loss or LossSection().kind,
+        "products": wanted.products, "device": machine.device,
         "devices": machine.devices, "alone": None if times is None else stage_figures(times),
         "placements": {
             name: run | {"stages_tokens_per_s": stages[name], "share_of_stages": share(rates[name], stages[name])}
@@ -71,7 +72,7 @@ def share(value: float, of: float | None) -> float | None:
 
 
 def show_pipeline(figures: dict[str, Any], notices: Notices) -> None:
-    keys = ("shape", "rows", "sequence", "documents", "anchors", "loss", "device", "devices")
+    keys = ("shape", "rows", "sequence", "documents", "anchors", "loss", "products", "device", "devices")
     notices.section("bench pipeline")
     facts = {key: figures[key] for key in keys}
     if figures["alone"] is not None:

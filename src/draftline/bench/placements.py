@@ -65,8 +65,9 @@ class Outcome:
     wall_s: dict[str, float]  # start, preflight, warm-up, steps, end
 
 
-def write_recipe(home: Path, shape: Shape, loss: str | None, slot_bytes: int, steps: int) -> Path:
-    """The recipe of all placements: what the shape says, the defaults for the rest, a trace, nothing decoded."""
+def write_recipe(home: Path, shape: Shape, own: dict[str, dict[str, Any]], slot_bytes: int, steps: int) -> Path:
+    """The recipe of all placements: what the shape says, what `own` asks for by section, the defaults for the rest, a
+    trace, nothing decoded."""
     spec, rows_per_step = shape.spec, MICRO_BATCHES * shape.rows
     sliding = [layer for layer, kind in enumerate(spec.layer_types) if kind == "sliding_attention"]
     tree: dict[str, Any] = {
@@ -76,7 +77,6 @@ def write_recipe(home: Path, shape: Shape, loss: str | None, slot_bytes: int, st
             "layers": spec.num_hidden_layers, "block_size": spec.block_size, "taps": list(spec.target_layer_ids),
             "mask_token_id": spec.mask_token_id, "sliding_layers": sliding, "sliding_window": spec.sliding_window,
         },
-        "loss": {} if loss is None else {"kind": loss},
         "train": {
             "epochs": steps + SPARE_STEPS, "rows_per_step": rows_per_step, "rows_per_micro_batch": shape.rows,
             "anchors": shape.anchors, "checkpoint_every": 10**6, "keep_checkpoints": 1, "trace": True, "log_every": 1,
@@ -84,6 +84,8 @@ def write_recipe(home: Path, shape: Shape, loss: str | None, slot_bytes: int, st
         "placement": {"channel_gib": SLOTS * slot_bytes / 2**30, "max_restarts": 0},
         "eval": {"every": 0},
     }  # fmt: skip
+    for section, values in own.items():
+        tree[section] = tree.get(section, {}) | values
     path = home / "recipe.yaml"
     path.write_text(yaml.safe_dump(tree), encoding="utf-8")
     return path
