@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftline.bench.shapes import QWEN3_8B
-from draftline.drafter.cost import step_cost
+from draftline.drafter.cost import RowWork, step_cost
 from draftline.errors import RunError
 from draftline.train.roofline import Rates, Roofline, judge, predict
 
@@ -13,7 +13,7 @@ from draftline.train.roofline import Rates, Roofline, judge, predict
 def test_counted_flop_of_the_published_row() -> None:
     """Qwen3-8B's drafter, 4,096 tokens, 512 blocks, by hand. The published count of 74.5 gives fc an input gradient,
     which nobody needs: 0.7 more."""
-    cost = step_cost(QWEN3_8B, 4096, 512, mean_context=2048, compares=False)
+    cost = step_cost(QWEN3_8B, RowWork(4096, 512, mean_context=2048, supervised=512 * 15, compared=0))
     found = [part / 1e12 for part in (cost.body, cost.context, cost.attention, cost.head, cost.total)]
     assert found == pytest.approx([47.4, 2.4, 4.8, 19.1, 73.8], abs=0.06)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from draftline.drafter.anchors import sample_blocks
 from draftline.drafter.cost import step_bytes, step_cost
 from draftline.drafter.step import DrafterStep
 from draftline.environment.kernel_times import kernel_seconds
@@ -64,12 +63,8 @@ def measure_rates(device: torch.device) -> Rates:
 
 def measure(step: DrafterStep, packed: PackedBatch, dtype: torch.dtype, rates: Rates) -> Roofline:
     """Times one micro-batch of the warm step on random features, and leaves no gradient behind. CUDA only."""
-    spec, (rows, length) = step.drafter.spec, packed.ids.shape
-    blocks = sample_blocks(packed, step.anchors, step.seed)
-    seen = float((blocks.anchor - blocks.start)[blocks.keep].double().mean()) if blocks.keep.any() else 0.0
-    compares = step.loss.needs_final
-    flop = rows * step_cost(spec, length, step.anchors, seen, compares).total
-    moved = rows * step_bytes(spec, length, step.anchors, compares, dtype.itemsize)
+    spec, rows, work = step.drafter.spec, len(packed.ids), step.work(packed)
+    flop, moved = rows * step_cost(spec, work).total, rows * step_bytes(spec, work, dtype.itemsize)
     batch = random_features(step, packed, dtype)
 
     def run() -> None:
