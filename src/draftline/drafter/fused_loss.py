@@ -38,19 +38,8 @@ def head_loss_and_gradient(
     hidden [M, B, d] dense; label int64 and supervised bool [M, K]; final [R*S, d]: the target's final-normed states, or
     None for ce; rows: the same slots as `supervised`, and where each finds its target's state.
     """
-    size, width = hidden.shape[1:]
-    shape = LogitShape(head.scale, head.soft_cap)
     found = SlotLosses.zero(label)
-    # of the same size in every step, whatever the number of rows: an allocator keeps them without a gap
-    states = hidden.new_empty((label.numel(), width))[: len(rows.slot)]
-    held = min(chunk_rows(len(head.weight)), label.numel())
-    own, others = (hidden.new_empty((count, len(head.weight))) for count in (held, 0 if final is None else held))
-    torch.index_select(hidden.flatten(0, 1), 0, rows.state, out=states)
-    for chunk in rows.chunks:
-        logits = product(head, states[chunk.rows], own)
-        teacher = None if final is None else chunk_teacher(head, final, rows, chunk, others, shape)
-        turn_into_gradient(logits, teacher, rows.slot[chunk.rows], label, kind.kind, shape, found)
-        torch.mm(logits, head.weight, out=states[chunk.rows])  # no longer needed as they were
+    states = unweighted_gradient(hidden, head, label, final, rows, kind, found)
     weight = (
         dpace(found.entropy, supervised, kind.alpha)
         if kind.weights == "dpace"
@@ -58,6 +47,27 @@ def head_loss_and_gradient(
     )
     gradient = spread(states, weight, supervised)
     return HeadGradient((found.loss * weight).sum(), weight.sum(), SlotOutcome(found.correct, supervised), gradient)
+
+
+def unweighted_gradient(
+    hidden: Tensor, head: Head, label: Tensor, final: Tensor | None, rows: HeadRows, kind: LossKind,
+    found: SlotLosses,
+) -> Tensor:  # fmt: skip
+    """d loss / d states of the supervised slots [n, d]; their losses go to `found`.
+
+    What it allocates has the same size in every step, whatever n is: an allocator never has to look for more.
+    """
+    shape = LogitShape(head.scale, head.soft_cap)
+    states = hidden.new_empty((label.numel(), hidden.shape[-1]))[: len(rows.slot)]
+    held = min(chunk_rows(len(head.weight)), label.numel())
+    own, others = (hidden.new_empty((count, len(head.weight))) for count in (held, 0 if final is None else held))
+    torch.index_select(hidden.flatten(0, 1), 0, rows.state, out=states)
+    for chunk in rows.chunks:
+        logits = product(head, states[chunk.rows], own)
+        teacher = None if final is None else chunk_teacher(head, final, rows, chunk, others, shape)
+        turn_into_gradient(logits, teacher, rows.slot[chunk.rows], label, kind.kind, shape, found)
+        torch.mm(logits, head.weight, out=states[chunk.rows])  # in place of the states
+    return states
 
 
 def product(head: Head, states: Tensor, buffer: Tensor) -> Tensor:

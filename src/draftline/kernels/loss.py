@@ -21,7 +21,7 @@ from draftline.kernels.launch import launch
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-TILE = {"U": 4, "BLOCK": 4096, "num_warps": 16}  # a pass goes by tiles [U, BLOCK] of the vocabulary
+TILE = {"U": 2, "BLOCK": 4096, "STAGES": 3, "num_warps": 16}  # a pass goes by tiles [U, BLOCK] of the vocabulary
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def probability(ROW, v, lse, width, scale, cap, CAPPED: tl.constexpr, MASKED: tl
 @triton.jit
 def survey(
     ROW, OTHER, t_lse, width, scale, cap, CAPPED: tl.constexpr, CROSSED: tl.constexpr, U: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """(log2-sum-exp2, argmax, sum p (t - y)) of a row, y its logits and t the teacher's in base 2, p = exp2(t - t_lse).
 
@@ -70,7 +70,7 @@ def survey(
     total, across = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     peak, best = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.int32)
     for tail in tl.static_range(2):
-        for begin in range(full * tail, full * (1 - tail) + width * tail, U * BLOCK):
+        for begin in tl.range(full * tail, full * (1 - tail) + width * tail, U * BLOCK, num_stages=STAGES):
             v = places(begin, U, BLOCK)
             raw = read(ROW, v, width, tail)
             y = base2(raw, scale, cap, CAPPED)
@@ -101,12 +101,15 @@ def side(q, p):
 
 
 @triton.jit
-def variation(ROW, OTHER, lse, t_lse, width, scale, cap, CAPPED: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr):
+def variation(
+    ROW, OTHER, lse, t_lse, width, scale, cap, CAPPED: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
     """(total variation sum |p - q| / 2, sum q side) of the drafter's q and the teacher's p."""
     full = width // (U * BLOCK) * (U * BLOCK)
     apart, tilt = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for tail in tl.static_range(2):
-        for begin in range(full * tail, full * (1 - tail) + width * tail, U * BLOCK):
+        for begin in tl.range(full * tail, full * (1 - tail) + width * tail, U * BLOCK, num_stages=STAGES):
             v = places(begin, U, BLOCK)
             q = probability(ROW, v, lse, width, scale, cap, CAPPED, tail)
             p = probability(OTHER, v, t_lse, width, scale, cap, CAPPED, tail)
@@ -143,7 +146,7 @@ def turn(
 @triton.jit
 def loss_kernel(
     LOGITS, TEACHER, SLOT, LABEL, TEACHER_ROW, TEACHER_LSE, TEACHER_BEST, LOSS, ENTROPY, CORRECT, width, scale, cap,
-    CAPPED: tl.constexpr, KIND: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr,
+    CAPPED: tl.constexpr, KIND: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Row r of the chunk is slot SLOT[r], where its label stands and its results go. It has teacher TEACHER_ROW[r]."""
     row = tl.program_id(0).to(tl.int64)
@@ -157,30 +160,34 @@ def loss_kernel(
         label = tl.load(TEACHER_BEST + teacher_row)
         OTHER = TEACHER + teacher_row * width
         t_lse = tl.load(TEACHER_LSE + teacher_row)
-    labelled = base2(tl.load(ROW + label).to(tl.float32), scale, cap, CAPPED)
-    lse, best, across = survey(ROW, OTHER, t_lse, width, scale, cap, CAPPED, KIND == "kl", U, BLOCK)
+    labelled = tl.load(ROW + label, mask=label < width, other=float("nan")).to(tl.float32)  # no such token: no number
+    labelled = base2(labelled, scale, cap, CAPPED)
+    lse, best, across = survey(ROW, OTHER, t_lse, width, scale, cap, CAPPED, KIND == "kl", U, BLOCK, STAGES)
     entropy = (lse - labelled) * LN2
     loss = entropy
     if KIND == "kl":
         loss = (across - t_lse + lse) * LN2
     if KIND == "tv":
-        loss, slope = variation(ROW, OTHER, lse, t_lse, width, scale, cap, CAPPED, U, BLOCK)
+        loss, slope = variation(ROW, OTHER, lse, t_lse, width, scale, cap, CAPPED, U, BLOCK, STAGES)
     tl.store(LOSS + slot, loss)
     tl.store(ENTROPY + slot, entropy)
     tl.store(CORRECT + slot, best == label)
     full = width // (U * BLOCK) * (U * BLOCK)
     if full < width:
         turn(ROW, OTHER, full, label, slope, lse, t_lse, width, scale, cap, CAPPED, KIND, True, U, BLOCK)
-    for done in range(0, full, U * BLOCK):
+    for done in tl.range(0, full, U * BLOCK, num_stages=STAGES):
         begin = full - U * BLOCK - done
         turn(ROW, OTHER, begin, label, slope, lse, t_lse, width, scale, cap, CAPPED, KIND, False, U, BLOCK)
 
 
 @triton.jit
-def statistics_kernel(LOGITS, LSE, BEST, width, scale, cap, CAPPED: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr):
+def statistics_kernel(
+    LOGITS, LSE, BEST, width, scale, cap, CAPPED: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     ROW = LOGITS + row * width
-    lse, best, _ = survey(ROW, ROW, 0.0, width, scale, cap, CAPPED, False, U, BLOCK)
+    lse, best, _ = survey(ROW, ROW, 0.0, width, scale, cap, CAPPED, False, U, BLOCK, STAGES)
     tl.store(LSE + row, lse)
     tl.store(BEST + row, best)
 
