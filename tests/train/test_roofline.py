@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from draftline.bench.shapes import QWEN3_8B
-from draftline.drafter.cost import RowWork, step_cost
+from draftline.drafter.cost import RowWork, step_bytes, step_cost
 from draftline.errors import RunError
 from draftline.train.roofline import Rates, Roofline, judge, predict
 
