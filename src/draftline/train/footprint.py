@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
+from draftline.drafter.head_rows import chunk_rows
 from draftline.drafter.losses import CHUNK_LOGITS, whole_chunks
 from draftline.environment.memory import free_memory_bytes
 from draftline.errors import InputError
@@ -82,15 +83,21 @@ def layer_bytes(job: Job) -> int:
 
 
 def logits_bytes(job: Job) -> int:
-    """One chunk of the loss: logits and their gradient in the compute dtype, and of log-probabilities, probabilities
-    and gradient in fp32 as many as the loss has: three, or six beside a teacher's; and the hidden states with their
-    gradient."""
+    """On CUDA one chunk of logits, which become their gradient, as many of a teacher's, and the head's input with its
+    gradient.
+
+    The plain loss (CPU) has a chunk's logits and their gradient in the compute dtype, and of log-probabilities,
+    probabilities and gradient in fp32 as many as the loss has: three, or six beside a teacher's; and hidden states with
+    their gradient."""
     spec = job.spec
     blocks = job.recipe.train.rows_per_micro_batch * job.step.anchors
-    slots = spec.block_size - 1
+    slots, item = spec.block_size - 1, job.target.dtype.itemsize
+    if job.target.device.type == "cuda":
+        held = min(chunk_rows(spec.vocab_size), blocks * slots) * (1 + job.step.loss.needs_final)
+        return item * (held * spec.vocab_size + 2 * blocks * spec.block_size * spec.hidden_size)
     chunk = whole_chunks(blocks, max(1, CHUNK_LOGITS // (slots * spec.vocab_size)))
-    each = (2 * job.target.dtype.itemsize + 3 * FP32) * (2 if job.step.loss.needs_final else 1)
-    return chunk * slots * spec.vocab_size * each + 4 * blocks * slots * spec.hidden_size * job.target.dtype.itemsize
+    each = (2 * item + 3 * FP32) * (1 + job.step.loss.needs_final)
+    return chunk * slots * spec.vocab_size * each + 4 * blocks * slots * spec.hidden_size * item
 
 
 def prove_memory(job: Job) -> str:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from draftline.config import Recipe
-from draftline.drafter.cost import fp8_flop, step_cost
+from draftline.drafter.cost import CHUNK_LOGITS, RowWork, fp8_flop, step_cost
 from draftline.drafter.products import refuse_fp8_sizes
 from draftline.errors import InputError
 from draftline.records import DrafterSpec
 from draftline.train.plan import Plan, Role, StageTimes
 
 SUSTAINED_TFLOPS = {"cuda": 400.0, "cpu": 0.05}  # assumed for a prediction; what a device really does is measured
-CHUNK_LOGITS_BYTES = 128 * 2**20 * 14  # logits, gradient and float32 log-probabilities of drafter.losses.CHUNK_LOGITS
+PLAIN_LOGITS, PLAIN_LOGIT_BYTES = 128 * 2**20, 14  # a CPU's chunk; logits, gradient and float32 log-probabilities
 GIB = 2**30
 
 
@@ -90,19 +90,21 @@ def count(recipe: Recipe, shape: TargetShape, device: str) -> Counted:
         max_position_embeddings=0, sliding_window=own.sliding_window,
         layer_types=tuple("sliding_attention" if i in own.sliding_layers else "full_attention" for i in range(layers)),
     )  # fmt: skip
-    flop = step_cost(drafter, s, a, s / 2, compares=recipe.loss.kind != "ce").total
+    compares = recipe.loss.kind != "ce"
+    flop = step_cost(drafter, RowWork(s, a, s / 2, a * (b - 1), min(s, a * (b - 1)) if compares else 0)).total
     fp8 = 0.0
     if recipe.train.products == "fp8":
         refuse_fp8_sizes(drafter)
         fp8 = fp8_flop(drafter, s, a)
-    wide = taps + (recipe.loss.kind != "ce")
+    wide = taps + compares
+    held, each = (CHUNK_LOGITS, item * (1 + compares)) if device == "cuda" else (PLAIN_LOGITS, PLAIN_LOGIT_BYTES)
     slots = rows * a * b * layers * (4 * d + 2 * hq + 2 * hkv + 3 * f) + rows * s * layers * 4 * hkv
     return Counted(
         p_q, p_fc + 2 * d,
         (1 if shape.tied else 2) * shape.vocabulary * d * item,
         shape.stored_bytes * item // shape.stored_item_bytes,
         rows * s * wide * d * item,
-        slots * item + min(CHUNK_LOGITS_BYTES, rows * a * b * shape.vocabulary * 14),
+        slots * item + each * min(held, rows * a * b * shape.vocabulary),
         flop / s, fp8 / s, 2 * shape.stored_bytes / shape.stored_item_bytes,
     )  # fmt: skip
 
