@@ -106,7 +106,7 @@ def test_a_trial_sees_the_smallest_leak(
     """The row as one document; each document's first key the last of the one before; windows wrong by a token."""
     right = packing.one_by_one
 
-    def wrong(query: Tensor, key: Tensor, value: Tensor, scale: float, window: Any, bounds: dict[str, Any]) -> Tensor:
+    def wrong(query: Tensor, key: Tensor, value: Tensor, scale: Any, window: Any, bounds: dict[str, Any]) -> Tensor:
         begins = bounds["cu_seq_lens_q"]
         if fault == "one document":
             bounds = bounds | {"cu_seq_lens_q": begins[[0, -1]]}

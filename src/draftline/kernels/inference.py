@@ -63,10 +63,11 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     return q_y.transpose(1, 2), k_y.transpose(1, 2)
 
 
-@triton.jit(do_not_specialize=["count"])
-def gated_kernel(GATE, UP, count, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+@triton.jit
+def gated_kernel(GATE, UP, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    at = tl.program_id(0).to(tl.int64) * width + column
     gate = tl.load(GATE + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(UP + at, mask=inside, other=0.0).to(tl.float32)
     if ACTIVATION == "silu":
@@ -80,9 +81,9 @@ def gated_kernel(GATE, UP, count, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr)
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """activation(gate) up, written over gate. Both dense and of one shape. activation: silu or gelu_tanh."""
-    count = gate.numel()
+    width = gate.shape[-1]
     launch(
-        gated_kernel, (triton.cdiv(count, 2048),),
-        gate, up, count, ACTIVATION=activation, BLOCK=2048, num_warps=8,
+        gated_kernel, (gate.numel() // width, triton.cdiv(width, 2048)),
+        gate, up, width, ACTIVATION=activation, BLOCK=2048, num_warps=8,
     )  # fmt: skip
     return gate

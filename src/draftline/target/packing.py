@@ -71,11 +71,11 @@ def varlen_attention(
     if value.shape != key.shape or key.shape[-1] != query.shape[-1]:
         raise NotPackable("values of another width than keys")
     attend = flash if query.is_cuda else one_by_one
-    return attend(query, key, value, named["scaling"], named.get("sliding_window"), named), None
+    return attend(query, key, value, named.get("scaling"), named.get("sliding_window"), named), None
 
 
 def flash(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, bounds: dict[str, Any]
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None, bounds: dict[str, Any]
 ) -> Tensor:
     """torch's FlashAttention over documents of any length; its window counts the keys before the query's own."""
     from torch.nn.attention.varlen import varlen_attn  # of CUDA builds
@@ -91,7 +91,7 @@ def flash(
 
 
 def one_by_one(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, bounds: dict[str, Any]
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None, bounds: dict[str, Any]
 ) -> Tensor:
     """The same on a CPU, a document after the other."""
     parts = []
