@@ -29,13 +29,14 @@ def test_after_the_warm_up_no_batch_compiles_a_kernel(kind: tuple[str, str]) -> 
 
 @pytest.mark.parametrize("kind", [("ce", "exponential"), ("kl", "dpace"), ("tv", "exponential")], ids="-".join)
 def test_a_step_needs_no_kernel_but_those_compiled_together(kind: tuple[str, str]) -> None:
-    spec, guard = spec_of(head_dim=32), CompileGuard()  # heads that no other test here has compiled for
+    block_size = {"ce": 6, "kl": 10, "tv": 12}[kind[0]]  # blocks that no other test here has compiled for
+    spec, guard = spec_of(block_size=block_size), CompileGuard()
     guard.watch_kernels()
     step = random_step(spec, LossKind(*kind, gamma=7.0, alpha=0.5), "cuda", torch.bfloat16, fused=True)
     packed = random_batch(np.random.default_rng(0), 2, 128, spec).packed
     compile_kernels(step, packed, torch.bfloat16)
     assert all(p.grad is None for p in step.drafter.parameters())
-    assert guard.kernels >= 4  # attention's, of these heads
+    assert guard.kernels >= 4  # attention's, of these blocks
     with guard.steady(str):
         step.forward_backward(random_features(step, packed, torch.bfloat16))
     assert guard.late_kernels == []
