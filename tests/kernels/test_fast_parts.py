@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers.models.llama.modeling_llama as llama
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 from builders import open_target
 from draftline.kernels import inference, pointwise
 from draftline.target import fast_parts
+from draftline.target.capture import FeatureCapture
 from draftline.target.fast_parts import FastParts, fuse_parts
-from draftline.target.load import Target
+from draftline.target.load import Target, at_best_speed
+from draftline.target.packing import UNLIMITED_TOKENS, Packing
 from family_models import DEPTH, save_family
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -74,6 +77,23 @@ def test_a_familys_states_with_its_parts_replaced(family: str, tmp_path: Path, m
     torch.testing.assert_close(states(target), before, rtol=1e-4, atol=1e-4)
     assert FastParts(**ran) == found
     assert all(torch.equal(tensor, weights[name]) for name, tensor in target.model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "phi3"])
+def test_a_capture_at_best_speed_is_the_capture_of_each_text_alone(family: str, tmp_path: Path) -> None:
+    plain = open_target(save_family(family, tmp_path))
+    spans, ids = (
+        [(0, 30), (30, 2), (33, 17)],
+        np.random.default_rng(0).integers(5, 19, 50),
+    )
+    expected = FeatureCapture(plain, (0, 2), want_final=True, tokens_per_forward=1).capture(ids, spans)
+    fast = at_best_speed(at(plain))
+    assert fast.fast.rotations == DEPTH
+    if DEVICE.type == "cpu":  # the GPU's attention takes no float32
+        assert fast.packing == Packing(UNLIMITED_TOKENS)
+    found = FeatureCapture(fast, (0, 2), want_final=True, tokens_per_forward=64).capture(ids, spans)
+    for mine, own in ((found.taps.cpu(), expected.taps), (found.final.cpu(), expected.final)):
+        assert float((mine - own).norm() / own.norm()) < 1e-5 and not mine[32].any()
 
 
 def test_the_familys_own_module_and_other_models_of_it_are_as_before(tmp_path: Path) -> None:
