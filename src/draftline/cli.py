@@ -75,6 +75,11 @@ class BenchLoss(StrEnum):
     tv = "tv"
 
 
+class BenchProducts(StrEnum):
+    plain = "plain"
+    fp8 = "fp8"
+
+
 @app.command()
 def bench(
     part: Annotated[BenchPart, typer.Argument(help="What to measure: a training step, or the target's features.")],
@@ -84,6 +89,9 @@ def bench(
     anchors: Annotated[int | None, typer.Option("--anchors", min=1, help="Blocks in a row.")] = None,
     documents: Annotated[int | None, typer.Option("--documents", min=1, help="Documents packed into a row.")] = None,
     loss: Annotated[BenchLoss, typer.Option("--loss", help="The step's loss.")] = BenchLoss.ce,
+    products: Annotated[
+        BenchProducts, typer.Option("--products", help="The layers' products: in bf16 (plain), or fp8.")
+    ] = BenchProducts.plain,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False,
 ) -> None:
     """Measure this machine: time, tokens/s, share of the matrix rate measured in the same run, memory, kernels."""
@@ -91,7 +99,7 @@ def bench(
     from draftline.bench.shapes import find_shape
 
     changes = {"rows": rows, "sequence": sequence, "anchors": anchors, "documents": documents}
-    bench(part.value, find_shape(shape, changes), loss.value, as_json)
+    bench(part.value, find_shape(shape, changes), loss.value, products.value, as_json)
 
 
 @app.command()

@@ -21,6 +21,7 @@ GAMMA_BY_BLOCK_SIZE = {8: 4.0, 10: 5.0, 16: 7.0}  # arXiv 2602.06036
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Products = Literal["plain", "fp8"]
 
 
 class Section(BaseModel):
@@ -127,6 +128,11 @@ class TrainSection(Section):
     rows_per_step: int = Field(8, ge=1, description="packed rows in one optimizer step")
     rows_per_micro_batch: int = Field(1, ge=1, description="packed rows in one forward")
     anchors: int = Field(512, ge=1, description="blocks sampled per packed row and step")
+    products: Products = Field(
+        "plain",
+        description="of the drafter's layers. plain: in the target's dtype; fp8: forward and input gradients in FP8 "
+        "with a scale for each row, weight gradients as before (CUDA, compute capability 8.9 or later)",
+    )
     seed: int = Field(0, ge=0)
     checkpoint_every: int = Field(500, ge=1, description="steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=1)
@@ -304,6 +310,17 @@ class Recipe(Section):
             raise ValueError(
                 f"placement.drafters {self.placement.drafters} is more than the {micro_batches} micro-batches a step "
                 f"(train.rows_per_step / train.rows_per_micro_batch): some ranks would never train"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def fp8_has_its_device(self) -> Recipe:
+        if self.train.products == "fp8" and self.placement.device == "cpu":
+            raise ValueError("train.products fp8 needs a GPU, and placement.device is cpu: use train.products plain")
+        if self.train.products == "fp8" and self.target.dtype == "float32":
+            raise ValueError(
+                "train.products fp8 gives bfloat16 results, and target.dtype is float32: use train.products plain, or "
+                "target.dtype auto"
             )
         return self
 

@@ -32,7 +32,7 @@ def target(tmp_path_factory):
 
 
 def exported(target, spec, drafter, root, format: str):
-    provenance = Provenance("t", "r", "ce", "h", None, "d")
+    provenance = Provenance("t", "r", "ce", "h", None, "d", "plain")
     state = {
         "step": 3,
         "spec": asdict(spec),

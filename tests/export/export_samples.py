@@ -33,7 +33,7 @@ SPEC = DrafterSpec(
     pad_token_id=0,
 )
 MIXED = replace(SPEC, layer_types=("sliding_attention", "full_attention"), sliding_window=32)
-PROVENANCE = Provenance("org/target", "abc123", "ce", "t-hash", False, "d-hash")
+PROVENANCE = Provenance("org/target", "abc123", "ce", "t-hash", False, "d-hash", "plain")
 
 
 def random_tensors(spec: DrafterSpec, borrowed: bool = False, seed: int = 0) -> dict[str, Tensor]:

@@ -53,6 +53,7 @@ def test_provenance_is_written_beside(tmp_path: Path) -> None:
         "template_hash": "t-hash",
         "thinking": False,
         "data_hash": "d-hash",
+        "products": "plain",
         "block_size": 8,
         "target_layer_ids": [1, 3, 5],
         "tap_convention": "0-based outputs of decoder layers, before the final norm",

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def test_dense_attention_is_stopped_and_the_kernels_are_named() -> None:
     device, shape = torch.device("cuda"), replace(NAMED["smollm2-135m"], rows=2)
     step = random_step(shape, LossKind("ce", "exponential", 7.0, 0.5), device, torch.bfloat16)
-    packed, rates = packed_row(shape), measure_rates(device)
+    packed, rates = packed_row(shape), measure_rates(device, "plain")
     for _ in range(2):
         measure(step, packed, torch.bfloat16, rates)
     assert "of the predicted rate" in judge(measure(step, packed, torch.bfloat16, rates))

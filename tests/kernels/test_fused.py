@@ -75,7 +75,7 @@ def random_step(
     drafter.to(device)
     borrowed = Head(0.3 * head, **(shape or {})).to(device).to(dtype)
     step = DrafterStep(drafter, embedding.to(device, dtype), borrowed, kind, anchors=7, seed=0)
-    step.fused = fused_drafter(drafter, dtype) if fused else None
+    step.fused = fused_drafter(drafter, dtype, "plain") if fused else None
     return step
 
 

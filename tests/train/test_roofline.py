@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from draftline.bench.shapes import QWEN3_8B
-from draftline.drafter.cost import step_cost
+from draftline.drafter.cost import fp8_bytes, fp8_flop, step_cost
 from draftline.errors import RunError
-from draftline.train.roofline import Rates, Roofline, judge, predict
+from draftline.train.roofline import Rates, Roofline, Work, judge, predict
 
 
 def test_counted_flop_of_the_published_row() -> None:
@@ -19,11 +19,25 @@ def test_counted_flop_of_the_published_row() -> None:
 
 
 def test_prediction_is_products_and_traffic_one_after_the_other() -> None:
-    assert predict(90.0, 30.0, layers=5, rates=Rates(100.0, 10.0)) == pytest.approx(1.0 + 3.0)
+    assert predict(Work(90.0, 30.0, layers=5), Rates(100.0, 10.0)) == pytest.approx(1.0 + 3.0)
+
+
+def test_fp8_products_are_predicted_at_their_own_rate() -> None:
+    work = Work(90.0, 30.0, layers=5, fp8_flop=36.0)
+    assert predict(work, Rates(100.0, 10.0, fp8_flop_per_s=200.0)) == pytest.approx(0.6 + 0.2 + 3.0)
+
+
+def test_fp8_products_of_the_published_row() -> None:
+    """Two thirds of the layers' 47.4 TFLOP over block slots and of the context's keys and values, 1.0."""
+    spec = QWEN3_8B
+    assert fp8_flop(spec, 4096, 512) / 1e12 == pytest.approx(2 / 3 * 47.4 + 2 / 3 * 1.03, abs=0.06)
+    assert fp8_bytes(spec, 4096, 512) / 1e9 == pytest.approx(10.70, abs=0.05)
 
 
 def test_a_tiny_step_is_bound_by_its_launches() -> None:
-    assert predict(90.0, 30.0, layers=5, rates=Rates(1e9, 1e9)) == pytest.approx((150 + 5 * 60) * 50e-6)
+    assert predict(Work(90.0, 30.0, layers=5), Rates(1e9, 1e9)) == pytest.approx((150 + 5 * 60) * 50e-6)
+    fp8 = predict(Work(90.0, 30.0, layers=5, fp8_flop=36.0), Rates(1e9, 1e9, 1e9))
+    assert fp8 == pytest.approx((150 + 5 * 73) * 50e-6)
 
 
 def test_a_good_step_gets_its_figure() -> None:

@@ -8,19 +8,21 @@ from draftline.bench.capture import capture_figures, measure_capture
 from draftline.bench.measure import ceiling
 from draftline.bench.shapes import Shape
 from draftline.bench.step import measure_step, step_figures
+from draftline.config import Products
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.fingerprint import fingerprint
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.target.load import choose_device
 
 
-def bench(part: str, shape: Shape, loss: str, as_json: bool) -> None:
-    """part: step or capture. Random data, never zeros; the ceiling is measured last, on a device that is warm."""
+def bench(part: str, shape: Shape, loss: str, products: Products, as_json: bool) -> None:
+    """part: step or capture; loss and products are the step's. Random data, never zeros; the ceiling is measured last,
+    on a device that is warm."""
     device = choose_device("auto")
     use_compile_cache()
     if part == "step":
-        timing, cost = measure_step(shape, loss, device)
-        figures = step_figures(shape, loss, timing, cost, ceiling(device))
+        timing, cost = measure_step(shape, loss, products, device)
+        figures = step_figures(shape, loss, products, timing, cost, ceiling(device))
     else:
         captured = measure_capture(shape, device)
         figures = capture_figures(shape, captured, ceiling(device))

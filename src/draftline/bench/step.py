@@ -8,10 +8,12 @@ from torch import nn
 
 from draftline.bench.measure import Ceiling, Timing, measure
 from draftline.bench.shapes import Shape
+from draftline.config import Products
 from draftline.drafter.anchors import sample_blocks
 from draftline.drafter.cost import StepCost, step_cost
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
+from draftline.drafter.products import refuse_fp8_device, refuse_fp8_sizes
 from draftline.drafter.step import DrafterStep
 from draftline.records import FeatureBatch, Head, PackedBatch
 from draftline.train.warm_up import compile_kernels
@@ -27,7 +29,9 @@ def packed_row(shape: Shape) -> PackedBatch:
     return PackedBatch(0, ids, np.ones(size, dtype=bool), at // length, at % length, at.copy())
 
 
-def random_step(shape: Shape, kind: LossKind, device: torch.device, dtype: torch.dtype) -> DrafterStep:
+def random_step(
+    shape: Shape, kind: LossKind, device: torch.device, dtype: torch.dtype, products: Products = "plain"
+) -> DrafterStep:
     drafter = Drafter(shape.spec).to(device)
     generator = torch.Generator(device).manual_seed(0)
     for parameter in drafter.parameters():
@@ -35,7 +39,7 @@ def random_step(shape: Shape, kind: LossKind, device: torch.device, dtype: torch
             parameter.data.normal_(0, 0.02, generator=generator)
     embedding = nn.Embedding(shape.spec.vocab_size, shape.spec.hidden_size, device=device, dtype=dtype)
     head = 0.02 * torch.randn(embedding.weight.shape, generator=generator, device=device).to(dtype)
-    return DrafterStep(drafter, embedding.requires_grad_(False), Head(head), kind, shape.anchors, seed=0)
+    return DrafterStep(drafter, embedding.requires_grad_(False), Head(head), kind, shape.anchors, 0, products)
 
 
 def random_features(shape: Shape, device: torch.device, dtype: torch.dtype) -> FeatureBatch:
@@ -48,11 +52,16 @@ def random_features(shape: Shape, device: torch.device, dtype: torch.dtype) -> F
     return FeatureBatch(packed, taps, final)
 
 
-def measure_step(shape: Shape, loss: str, device: torch.device) -> tuple[Timing, StepCost]:
-    """Forward and backward of one micro-batch, without the optimizer, and what a row of it costs."""
+def measure_step(shape: Shape, loss: str, products: Products, device: torch.device) -> tuple[Timing, StepCost]:
+    """Forward and backward of one micro-batch, without the optimizer, and what a row of it costs.
+
+    Raises InputError where the device or the shape has no FP8 products and they are asked for."""
+    if products == "fp8":
+        refuse_fp8_device(device)
+        refuse_fp8_sizes(shape.spec)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     kind = LossKind(loss, "exponential" if loss == "ce" else "dpace", 7.0, 0.5)
-    step, batch = random_step(shape, kind, device, dtype), random_features(shape, device, dtype)
+    step, batch = random_step(shape, kind, device, dtype, products), random_features(shape, device, dtype)
     blocks = sample_blocks(batch.packed, shape.anchors, step.seed)
     context = float((blocks.anchor - blocks.start)[blocks.keep].double().mean())
     timing = measure(
@@ -62,12 +71,14 @@ def measure_step(shape: Shape, loss: str, device: torch.device) -> tuple[Timing,
     return timing, step_cost(shape.spec, shape.sequence, shape.anchors, context, kind.needs_final)
 
 
-def step_figures(shape: Shape, loss: str, timing: Timing, cost: StepCost, found: Ceiling) -> dict[str, object]:
+def step_figures(
+    shape: Shape, loss: str, products: Products, timing: Timing, cost: StepCost, found: Ceiling
+) -> dict[str, object]:
     """What the table shows and --json writes."""
     rate = shape.rows * cost.total / timing.median_s / 1e12
     return {
         "shape": shape.name, "rows": shape.rows, "sequence": shape.sequence, "documents": shape.documents,
-        "anchors": shape.anchors, "loss": loss, "ms": timing.median_s * 1e3,
+        "anchors": shape.anchors, "loss": loss, "products": products, "ms": timing.median_s * 1e3,
         "tokens_per_s": shape.rows * shape.sequence / timing.median_s, "tflop": shape.rows * cost.total / 1e12,
         "tflop_per_s": rate, "share_of_burst_ceiling": rate / found.burst,
         "share_of_sustained_ceiling": rate / found.sustained, "burst_tflop_per_s": found.burst,

@@ -42,6 +42,26 @@ def step_cost(spec: DrafterSpec, tokens: int, anchors: int, mean_context: float,
     )
 
 
+def fp8_flop(spec: DrafterSpec, tokens: int, anchors: int) -> float:
+    """FLOP of one packed row that `train.products: fp8` takes to FP8: the layers' forward and input gradients,
+    4 P_q A B + 4 P_c S of `step_cost`."""
+    d, layers = spec.hidden_size, spec.num_hidden_layers
+    hq, hkv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    body = layers * (2 * d * hq + 2 * d * hkv + 3 * d * spec.intermediate_size) * anchors * spec.block_size
+    return 4.0 * (body + 2 * layers * d * hkv * tokens)
+
+
+def fp8_bytes(spec: DrafterSpec, tokens: int, anchors: int) -> float:
+    """Bytes of one packed row that FP8 products move more than bf16 ones: every operand read once and written as one
+    byte (forward: 2 d + Hq + f a slot, backward: 2 d + Hq + 2 Hkv + 2 f), and three sums added in passes of their own,
+    two a slot and one a context position."""
+    d, layers, f = spec.hidden_size, spec.num_hidden_layers, spec.intermediate_size
+    hq, hkv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    slot = 3 * (4 * d + 2 * hq + 2 * hkv + 3 * f) + 6 * 2 * d
+    position = 3 * (d + 2 * hkv) + 6 * d
+    return float(layers * (slot * anchors * spec.block_size + position * tokens))
+
+
 def step_bytes(spec: DrafterSpec, tokens: int, anchors: int, compares: bool, item: int) -> float:
     """Bytes read and written by one row's forward and backward if every tensor between two products passes once.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftline.config import Products
 from draftline.drafter.anchors import Blocks, SlotTargets, sample_blocks, slot_targets, to_device
 from draftline.drafter.attention import DenseAttention
 from draftline.drafter.losses import LossKind, SlotOutcome, head_loss
@@ -54,19 +56,30 @@ class DrafterStep:
     target's first layer receives [..., d], and the head.
 
     On CUDA the written-out step of `fused.py` runs, elsewhere the plain model under autograd: the reference.
+    products: `train.products`; FP8 ones exist on CUDA alone (`products.py` refuses them elsewhere).
     """
 
     def __init__(
-        self, drafter: Drafter, embed: Callable[[Tensor], Tensor], head: Head, loss: LossKind, anchors: int, seed: int
-    ) -> None:
+        self, drafter: Drafter, embed: Callable[[Tensor], Tensor], head: Head, loss: LossKind, anchors: int, seed: int,
+        products: Products = "plain",
+    ) -> None:  # fmt: skip
         self.drafter = drafter
         self.embed = embed
         self.head = head
         self.loss = loss
         self.anchors = anchors
         self.seed = seed
-        self.fused = fused_drafter(drafter, head.weight.dtype) if head.weight.is_cuda else None
+        self.products: Products = products
+        self.fused = fused_drafter(drafter, head.weight.dtype, products) if head.weight.is_cuda else None
         self.clock = PhaseClock(head.weight.device)
+
+    def with_plain_products(self) -> DrafterStep:
+        """This step, or where its products are FP8 one of the same drafter with products in its features' dtype."""
+        if self.fused is None or self.products == "plain":
+            return self
+        plain = copy.copy(self)
+        plain.products, plain.fused = "plain", fused_drafter(self.drafter, self.head.weight.dtype, "plain")
+        return plain
 
     def forward_backward(self, batch: FeatureBatch) -> MicroStep:
         """Adds the gradient of the *undivided* loss sum to the parameters' grads."""
@@ -135,10 +148,10 @@ class DrafterStep:
         return embeds.to(dtype)
 
 
-def fused_drafter(drafter: Drafter, dtype: torch.dtype) -> FusedDrafter:
+def fused_drafter(drafter: Drafter, dtype: torch.dtype, products: Products) -> FusedDrafter:
     from draftline.drafter.fused import FusedDrafter  # needs Triton, which only CUDA builds of torch bring
 
-    return FusedDrafter(drafter, dtype)
+    return FusedDrafter(drafter, dtype, products)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,23 @@ def matrix_rate(device: torch.device) -> float:
     return 2 * size**3 / fastest(lambda: a @ b, device) / 1e12
 
 
+def fp8_matrix_rate(device: torch.device) -> float:
+    """TFLOP/s of the same square products in FP8 with a scale for each row. Only where the device has them."""
+    size = 8192
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (
+        torch.randn(size, size, device=device, generator=generator).to(torch.float8_e4m3fn) for _ in range(2)
+    )  # fmt: skip
+    ones = torch.ones(size, device=device)
+
+    def product() -> torch.Tensor:
+        return torch._scaled_mm(
+            a, b.t(), scale_a=ones[:, None], scale_b=ones[None], out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    return 2 * size**3 / fastest(product, device) / 1e12
+
+
 def matrix_check(device: torch.device) -> Check:
     rate = matrix_rate(device)
     if device.type != "cuda":

@@ -16,6 +16,7 @@ from draftline.decode.proofs import prove_cache
 from draftline.drafter.step import DrafterStep
 from draftline.evaluate.gates import Gate, relative_figure
 from draftline.evaluate.labels import prove_labels
+from draftline.evaluate.products import prove_products
 from draftline.evaluate.proofs import prove_decoding_logits, prove_mask, prove_slots
 from draftline.evaluate.rotary import prove_rope
 from draftline.evaluate.sight import Sight
@@ -107,8 +108,11 @@ def target_gates(subject: Subject) -> Iterator[Gate[Any]]:
 
 def drafter_gates(subject: Subject) -> Iterator[Gate[Any]]:
     """Whether the drafter sees what it will see when it is served, is told the right labels, and decodes as it
-    trains."""
-    step, batch = subject.step, subject.batch
+    trains. All of it is proven on plain products, which show a leak that FP8 would round away; FP8 ones are held
+    against those."""
+    step, batch = subject.step.with_plain_products(), subject.batch
+    if subject.step.products == "fp8":
+        yield Gate("FP8 products", lambda: prove_products(subject.step, step, batch))
     sight = Sight(step, batch)
     yield Gate("RoPE", lambda: prove_rope(step.drafter, subject.target))
     yield Gate("context", sight.prove_context)

@@ -52,7 +52,7 @@ def one_layer(step: DrafterStep, layer: int) -> DrafterStep:
     alone.spec = spec
     single = copy.copy(step)
     single.drafter = alone
-    single.fused = None if step.fused is None else fused_drafter(alone, step.head.weight.dtype)
+    single.fused = None if step.fused is None else fused_drafter(alone, step.head.weight.dtype, step.products)
     return single
 
 

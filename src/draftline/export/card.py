@@ -43,6 +43,7 @@ def facts(tree: dict[str, Any]) -> str:
         "attention": tree["window_rule"],
         "labels": tree["label_source"],
         "thinking": thinking,
+        "products in training": {"plain": "in the target's dtype", "fp8": "layers in FP8 rows"}[tree["products"]],
         "data": f"hash {tree['data_hash']}, chat template hash {tree['template_hash']}",
     }
     return "\n".join(f"- {name}: {value}" for name, value in lines.items())

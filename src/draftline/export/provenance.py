@@ -30,6 +30,7 @@ class Provenance:
     template_hash: str
     thinking: bool | None
     data_hash: str
+    products: str  # of the drafter's layers in training: "plain" or "fp8"
 
 
 def provenance_tree(spec: DrafterSpec, provenance: Provenance, folder_format: str) -> dict[str, Any]:

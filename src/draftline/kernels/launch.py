@@ -30,6 +30,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
         kernels.append(kernel.warmup(*arguments, grid=grid, **constants))
 
 
+def compiling() -> bool:
+    """Whether this thread's kernels are compiled and not run."""
+    return compiled.get() is not None
+
+
 @contextmanager
 def compiling_together() -> Iterator[None]:
     """Kernels launched inside are compiled, all at once in threads, and not run: what they would write stays as it was

@@ -23,6 +23,7 @@ from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
+from draftline.drafter.products import refuse_fp8_device, refuse_fp8_sizes
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.export.provenance import Provenance
@@ -39,8 +40,9 @@ from draftline.train.plan import Role
 from draftline.train.ranks import Ranks, alone
 from draftline.train.reduction import Reduction, reduction_for
 
+FP8_TEXT = "the layers' in FP8 rows, weight gradients bfloat16"
 EXAMPLES = 64  # conversations whose rows are proven to be theirs
-TRAIN_IDENTITY = {"seed", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
+TRAIN_IDENTITY = {"seed", "products", "anchors", "rows_per_step", "rows_per_micro_batch", "epochs", "max_steps"}
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,9 @@ def prepare(recipe: Recipe, notices: Notices, ranks: Ranks, device: torch.device
 
 def setting_of(recipe: Recipe, notices: Notices, ranks: Ranks, target: Target) -> Setting:
     spec, samples = derive_spec(recipe.drafter, target), foreign_samples(recipe)
+    if recipe.train.products == "fp8" and ranks.role.drafter is not None:
+        refuse_fp8_device(target.device)
+        refuse_fp8_sizes(spec)
     stream, examples = row_stream(recipe, target, notices, samples)
     per_step = recipe.micro_batches_per_step
     if ranks.plan.drafters > per_step and recipe.placement.kind != "auto":
@@ -187,7 +192,10 @@ def assemble(setting: Setting, notices: Notices, features: FeatureSource) -> Job
     drafter = Drafter(setting.spec)
     drafter.init_weights(recipe.train.seed)
     drafter.to(device)
-    step = DrafterStep(drafter, target.embed, target.parts.head, setting.loss, recipe.train.anchors, recipe.train.seed)
+    step = DrafterStep(
+        drafter, target.embed, target.parts.head, setting.loss, recipe.train.anchors, recipe.train.seed,
+        recipe.train.products,
+    )  # fmt: skip
     step.clock = setting.clock
     reduction = reduction_for(drafter, setting.ranks, device)
     optimizer = Optimizer(reduction.masters, recipe.optim, setting.total_steps, reduction.total_norm)
@@ -300,6 +308,7 @@ def derived_facts(job: Job) -> dict[str, Any]:
         f"{job.target.tokenizer.convert_ids_to_tokens(spec.mask_token_id) or '(padding row)'}",
         "loss": f"{recipe.loss.kind}, {weights_text(recipe)}",
         "steps": f"{job.total_steps:,} of {recipe.train.rows_per_step} rows, {job.step.anchors} anchors a row",
+        **({"products": FP8_TEXT} if recipe.train.products == "fp8" else {}),
         **({"ranks": job.ranks.plan.text} if job.ranks.size > 1 else {}),
     }
 
@@ -312,6 +321,7 @@ def provenance_of(recipe: Recipe, target: Target, stream: RowStream) -> Provenan
         template_hash=target.template_hash,
         thinking=recipe.data.template_kwargs.get("enable_thinking"),
         data_hash=stream.content_hash,
+        products=recipe.train.products,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftline.config import Recipe
+from draftline.drafter.products import refuse_fp8_device
 from draftline.environment import variables
 from draftline.monitor.notices import Notices
 from draftline.train.plan import Plan, World, candidates, make_plan, predicted_rate, ranks_wanted
@@ -26,6 +27,8 @@ def show_plan(recipe: Recipe, notices: Notices) -> None:
     """
     world = planned_world(recipe)
     plan = make_plan(recipe.placement, world)
+    if recipe.train.products == "fp8" and world.device == "cpu":
+        refuse_fp8_device(torch.device("cpu"))
     shape = read_target_shape(recipe.target.path)
     counted = None if shape is None else count(recipe, shape, world.device)
     notices.section(f"plan: {plan.text}, {world.hosts} host{'s' if world.hosts > 1 else ''}")
@@ -41,7 +44,7 @@ def show_plan(recipe: Recipe, notices: Notices) -> None:
         {
             "assumed": f"{SUSTAINED_TFLOPS[world.device]:g} TFLOP/s a rank; counted FLOP: "
             f"{counted.target_flop_per_token / 1e9:.3g} G a token captured, "
-            f"{counted.drafter_flop_per_token / 1e9:.3g} G trained",
+            f"{counted.drafter_flop_per_token / 1e9:.3g} G trained" + fp8_text(counted),
             "one rank captures": f"{capture:,.0f} tokens/s",
             "one rank trains": f"{train:,.0f} tokens/s",
             "all ranks": f"{predicted_rate(plan, capture, train):,.0f} tokens/s",
@@ -66,6 +69,11 @@ def planned_world(recipe: Recipe) -> World:
     devices = max(1, torch.cuda.device_count()) if cuda else 1
     ranks = ranks_wanted(placement, devices, recipe.micro_batches_per_step)
     return World(ranks, ranks, device)
+
+
+def fp8_text(counted: Counted) -> str:
+    flop = counted.drafter_fp8_flop_per_token
+    return f", {flop / 1e9:.3g} G of them in FP8 at twice that rate" if flop else ""
 
 
 def memory_of(plan: Plan, rank: int, counted: Counted | None) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from draftline.config import Recipe
-from draftline.drafter.cost import step_cost
+from draftline.drafter.cost import fp8_flop, step_cost
+from draftline.drafter.products import refuse_fp8_sizes
 from draftline.errors import InputError
 from draftline.records import DrafterSpec
 from draftline.train.plan import Plan, Role
@@ -68,6 +69,7 @@ class Counted:
     feature_row_bytes: int
     activation_bytes: int
     drafter_flop_per_token: float
+    drafter_fp8_flop_per_token: float  # those of them that are FP8 products
     target_flop_per_token: float
 
 
@@ -89,6 +91,10 @@ def count(recipe: Recipe, shape: TargetShape, device: str) -> Counted:
         layer_types=tuple("sliding_attention" if i in own.sliding_layers else "full_attention" for i in range(layers)),
     )  # fmt: skip
     flop = step_cost(drafter, s, a, s / 2, compares=recipe.loss.kind != "ce").total
+    fp8 = 0.0
+    if recipe.train.products == "fp8":
+        refuse_fp8_sizes(drafter)
+        fp8 = fp8_flop(drafter, s, a)
     wide = taps + (recipe.loss.kind != "ce")
     slots = rows * a * b * layers * (4 * d + 2 * hq + 2 * hkv + 3 * f) + rows * s * layers * 4 * hkv
     return Counted(
@@ -97,7 +103,7 @@ def count(recipe: Recipe, shape: TargetShape, device: str) -> Counted:
         shape.stored_bytes * item // shape.stored_item_bytes,
         rows * s * wide * d * item,
         slots * item + min(CHUNK_LOGITS_BYTES, rows * a * b * shape.vocabulary * 14),
-        flop / s, 2 * shape.stored_bytes / shape.stored_item_bytes,
+        flop / s, fp8 / s, 2 * shape.stored_bytes / shape.stored_item_bytes,
     )  # fmt: skip
 
 
@@ -117,9 +123,10 @@ def memory_bytes(role: Role, plan: Plan, counted: Counted) -> dict[str, float]:
 
 
 def stage_rates(counted: Counted, device: str) -> tuple[float, float]:
-    """(tokens/s one rank captures, tokens/s one rank trains) at SUSTAINED_TFLOPS."""
+    """(tokens/s one rank captures, tokens/s one rank trains) at SUSTAINED_TFLOPS, FP8 products at twice that."""
     flops = SUSTAINED_TFLOPS[device] * 1e12
-    return flops / counted.target_flop_per_token, flops / counted.drafter_flop_per_token
+    train_flop = counted.drafter_flop_per_token - counted.drafter_fp8_flop_per_token / 2
+    return flops / counted.target_flop_per_token, flops / train_flop
 
 
 def memory_text(parts: dict[str, float]) -> str:

@@ -1,8 +1,9 @@
 """The roofline gate: a step that is far slower than its own arithmetic on this device ends the run, by name.
 
-The prediction is counted FLOP at nine tenths of the matrix rate, and counted bytes at the copy rate, one after the
-other; both rates are measured here, on this device. Measured steps take 1.0 to 1.24 times the prediction over
-the shapes of benchmarks/step. The incident's drafters ran at 0.36 of their known good and raised no error.
+The prediction is counted FLOP at nine tenths of the matrix rate (FP8 products at that of FP8), and counted bytes at the
+copy rate, one after the other; all rates are measured here, on this device. Measured steps take 1.0 to 1.24 times the
+prediction over the shapes of benchmarks/step. The incident's drafters ran at 0.36 of their known good and raised no
+error.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from draftline.config import Products
 from draftline.drafter.anchors import sample_blocks
-from draftline.drafter.cost import step_bytes, step_cost
+from draftline.drafter.cost import fp8_bytes, fp8_flop, step_bytes, step_cost
 from draftline.drafter.step import DrafterStep
 from draftline.environment.kernel_times import kernel_seconds
-from draftline.environment.rates import GB, copy_rate, matrix_rate
+from draftline.environment.rates import GB, copy_rate, fp8_matrix_rate, matrix_rate
 from draftline.errors import RunError
 from draftline.records import PackedBatch
 from draftline.train.warm_up import random_features
@@ -27,6 +29,7 @@ WARN_BELOW = 0.65
 MATRIX_SHARE = 0.9
 SHOWN_KERNELS = 5
 LAUNCHES, LAUNCHES_PER_LAYER = 150, 60
+FP8_LAUNCHES_PER_LAYER = 13  # ten operands rounded, three sums added
 LAUNCH_S = 50e-6  # of a kernel from Python on a slow host; 20 ms for five layers where 19 were measured
 TIMED = 4
 
@@ -37,6 +40,7 @@ class Rates:
 
     flop_per_s: float
     bytes_per_s: float
+    fp8_flop_per_s: float | None = None  # measured where `train.products` is fp8
 
 
 @dataclass(frozen=True)
@@ -52,31 +56,54 @@ class Roofline:
         return self.predicted_s / self.measured_s
 
 
-def predict(flop: float, bytes_moved: float, layers: int, rates: Rates) -> float:
+@dataclass(frozen=True)
+class Work:
+    """One micro-batch, counted: FLOP in all and those of them in FP8, bytes through memory, and its layers."""
+
+    flop: float
+    bytes_moved: float
+    layers: int
+    fp8_flop: float = 0.0
+
+
+def predict(work: Work, rates: Rates) -> float:
     """Seconds of a micro-batch: products and traffic one after the other, or its launches where those take longer."""
-    device_s = flop / (MATRIX_SHARE * rates.flop_per_s) + bytes_moved / rates.bytes_per_s
-    return max(device_s, (LAUNCHES + layers * LAUNCHES_PER_LAYER) * LAUNCH_S)
+    device_s = (work.flop - work.fp8_flop) / (MATRIX_SHARE * rates.flop_per_s) + work.bytes_moved / rates.bytes_per_s
+    launches = LAUNCHES + work.layers * LAUNCHES_PER_LAYER
+    if rates.fp8_flop_per_s is not None:
+        device_s += work.fp8_flop / (MATRIX_SHARE * rates.fp8_flop_per_s)
+        launches += work.layers * FP8_LAUNCHES_PER_LAYER
+    return max(device_s, launches * LAUNCH_S)
 
 
-def measure_rates(device: torch.device) -> Rates:
-    return Rates(matrix_rate(device) * 1e12, 2 * copy_rate(device, device) * GB)
+def measure_rates(device: torch.device, products: Products) -> Rates:
+    fp8 = fp8_matrix_rate(device) * 1e12 if products == "fp8" else None
+    return Rates(matrix_rate(device) * 1e12, 2 * copy_rate(device, device) * GB, fp8)
+
+
+def work_of(step: DrafterStep, packed: PackedBatch, item: int) -> Work:
+    """item: bytes of a value of the compute dtype."""
+    spec, (rows, length) = step.drafter.spec, packed.ids.shape
+    blocks = sample_blocks(packed, step.anchors, step.seed)
+    seen = float((blocks.anchor - blocks.start)[blocks.keep].double().mean()) if blocks.keep.any() else 0.0
+    compares, layers = step.loss.needs_final, spec.num_hidden_layers
+    flop = rows * step_cost(spec, length, step.anchors, seen, compares).total
+    moved = rows * step_bytes(spec, length, step.anchors, compares, item)
+    if step.products == "plain":
+        return Work(flop, moved, layers)
+    moved += rows * fp8_bytes(spec, length, step.anchors)
+    return Work(flop, moved, layers, rows * fp8_flop(spec, length, step.anchors))
 
 
 def measure(step: DrafterStep, packed: PackedBatch, dtype: torch.dtype, rates: Rates) -> Roofline:
     """Times one micro-batch of the warm step on random features, and leaves no gradient behind. CUDA only."""
-    spec, (rows, length) = step.drafter.spec, packed.ids.shape
-    blocks = sample_blocks(packed, step.anchors, step.seed)
-    seen = float((blocks.anchor - blocks.start)[blocks.keep].double().mean()) if blocks.keep.any() else 0.0
-    compares = step.loss.needs_final
-    flop = rows * step_cost(spec, length, step.anchors, seen, compares).total
-    moved = rows * step_bytes(spec, length, step.anchors, compares, dtype.itemsize)
     batch = random_features(step, packed, dtype)
 
     def run() -> None:
         step.forward_backward(batch)
 
     seconds = timed(run, torch.cuda.synchronize, TIMED)
-    found = Roofline(predict(flop, moved, spec.num_hidden_layers, rates), seconds, {})
+    found = Roofline(predict(work_of(step, packed, dtype.itemsize), rates), seconds, {})
     if found.share < WARN_BELOW:
         found = replace(found, kernels=kernel_seconds(run))
     step.drafter.zero_grad(set_to_none=True)

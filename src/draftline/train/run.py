@@ -281,7 +281,8 @@ def finish(loop: Loop, notices: Notices) -> dict[str, Any]:
     notices.section("training")
     if job.step.fused is not None:
         warm_up(job.step, [job.stream.batch(0)], job.target.dtype, loop.alarms.guard)
-        found = measure(job.step, job.stream.batch(0), job.target.dtype, measure_rates(job.target.device))
+        rates = measure_rates(job.target.device, job.step.products)
+        found = measure(job.step, job.stream.batch(0), job.target.dtype, rates)
         notices.facts({"kernels": f"{loop.alarms.guard.kernels} compiled or loaded", "roofline": judge(found)})
     started = time.perf_counter()
     with loop.progress:
