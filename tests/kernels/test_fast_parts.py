@@ -18,7 +18,7 @@ from builders import open_target
 from draftline.kernels import inference, pointwise
 from draftline.target import fast_parts
 from draftline.target.capture import FeatureCapture
-from draftline.target.fast_parts import FastParts, fuse_parts
+from draftline.target.fast_parts import FastParts, activation_of, fuse_parts
 from draftline.target.load import Target, at_best_speed
 from draftline.target.packing import UNLIMITED_TOKENS, Packing
 from family_models import DEPTH, save_family
@@ -150,8 +150,10 @@ def test_what_no_trial_of_a_part_noticed_is_taken_back(
 
 
 def test_the_two_kinds_of_gelu_are_told_apart(tmp_path: Path) -> None:
+    kinds = (nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.SiLU())
+    assert [activation_of(kind, DEVICE) for kind in kinds] == [None, "gelu_tanh", None, "silu"]
     target = opened("llama", tmp_path)
-    for layer, act in zip(target.parts.layers, (nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.SiLU()), strict=True):
+    for layer, act in zip(target.parts.layers, kinds, strict=True):
         layer.mlp.act_fn = act
     before = states(target)
     assert fuse_parts(target.parts, DEVICE).mlps == 2
