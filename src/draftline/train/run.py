@@ -209,6 +209,7 @@ def train_drafter(
 def prove_target(setting: Setting, notices: Notices) -> None:
     """The target's gates on a capturing rank; the drafters, which hold no layers, have none to prove."""
     capture = FeatureCapture(setting.target, setting.spec.target_layer_ids, setting.loss.needs_final)
+    notices.facts(setting.target.speed)
     Gates(notices).all(target_gates(subject_of(setting.recipe, capture, setting.loss, setting.stream)))
 
 
