@@ -52,7 +52,7 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
 
 def is_exempt(decorator: ast.expr) -> bool:
     text = ast.unparse(decorator)
-    return text.startswith("app.command(") or text == "triton.jit"
+    return text.startswith("app.command(") or text.startswith("triton.jit")
 
 
 def broad_excepts(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -158,7 +158,7 @@ class A:
     def f(self, a, b, c, d, e, g, h, i): ...
 @app.command("eval")
 def verb(a, b, c, d, e, g, h, i, j): ...
-@triton.jit
+@triton.jit(do_not_specialize=["a"])
 def kernel(a, b, c, d, e, g, h, i, j): ...
 try: ...
 except (OSError, ValueError): ...

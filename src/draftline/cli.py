@@ -67,6 +67,7 @@ def quickstart(
 class BenchPart(StrEnum):
     step = "step"
     capture = "capture"
+    pipeline = "pipeline"
 
 
 class BenchLoss(StrEnum):
@@ -82,24 +83,48 @@ class BenchProducts(StrEnum):
 
 @app.command()
 def bench(
-    part: Annotated[BenchPart, typer.Argument(help="What to measure: a training step, or the target's features.")],
+    part: Annotated[
+        BenchPart,
+        typer.Argument(help="A training step, the target's features, or whole runs in every placement."),
+    ],
     shape: Annotated[str, typer.Option("--shape", help="A known shape, or a drafter's folder.")] = "qwen3-8b",
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="Packed rows in a micro-batch.")] = None,
     sequence: Annotated[int | None, typer.Option("--sequence", min=16, help="Tokens in a row.")] = None,
     anchors: Annotated[int | None, typer.Option("--anchors", min=1, help="Blocks in a row.")] = None,
     documents: Annotated[int | None, typer.Option("--documents", min=1, help="Documents packed into a row.")] = None,
-    loss: Annotated[BenchLoss, typer.Option("--loss", help="The step's loss.")] = BenchLoss.ce,
+    loss: Annotated[
+        BenchLoss | None, typer.Option("--loss", help="By itself ce for a step, the recipe's default for a pipeline.")
+    ] = None,
     products: Annotated[
         BenchProducts, typer.Option("--products", help="The layers' products: in bf16 (plain), or fp8.")
     ] = BenchProducts.plain,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="pipeline: keep target, logs, pictures and figures here for the next call."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="pipeline: measure this alone; may be given several times.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=3, help="pipeline: optimizer steps of each run.")] = 10,
 ) -> None:
-    """Measure this machine: time, tokens/s, share of the matrix rate measured in the same run, memory, kernels."""
-    from draftline.bench.run import bench
+    """Measure this machine: time, tokens/s, share of the matrix rate measured in the same run, memory, kernels.
+
+    pipeline runs `draftline train` on a random target in every placement, beside what each stage reaches alone.
+    """
     from draftline.bench.shapes import find_shape
 
-    changes = {"rows": rows, "sequence": sequence, "anchors": anchors, "documents": documents}
-    bench(part.value, find_shape(shape, changes), loss.value, products.value, as_json)
+    found = find_shape(shape, {"rows": rows, "sequence": sequence, "anchors": anchors, "documents": documents})
+    if part is BenchPart.pipeline:
+        from draftline.bench.pipeline import Wanted
+        from draftline.bench.run import bench_pipeline
+
+        kind = None if loss is None else loss.value
+        bench_pipeline(Wanted(found, kind, products.value, steps, tuple(only or ()), out), as_json)
+        return
+    from draftline.bench.run import bench
+
+    bench(part.value, found, "ce" if loss is None else loss.value, products.value, as_json)
 
 
 @app.command()

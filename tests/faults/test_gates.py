@@ -78,7 +78,11 @@ Inject = Callable[[Job, Patch], Job]
 
 def tap_off_by_one(job: Job, patch: Patch) -> Job:
     right = capture_module.tapped
-    patch.setattr(capture_module, "tapped", lambda layers, taps: right(nn.ModuleList([*layers[1:], layers[-1]]), taps))
+
+    def tapped(layers: nn.ModuleList, *others: Any) -> Any:
+        return right(nn.ModuleList([*layers[1:], layers[-1]]), *others)
+
+    patch.setattr(capture_module, "tapped", tapped)
     return job
 
 
@@ -86,8 +90,8 @@ def last_layer_after_norm(job: Job, patch: Patch) -> Job:
     """As a capture that reads `hidden_states` would have it: its last entry is the normed state."""
     right, norm = capture_module.tapped, job.target.model.model.norm
 
-    def tapped(layers: nn.ModuleList, taps: tuple[int, ...]) -> Any:
-        return right(nn.ModuleList([*layers[:-1], norm]), taps)
+    def tapped(layers: nn.ModuleList, *others: Any) -> Any:
+        return right(nn.ModuleList([*layers[:-1], norm]), *others)
 
     patch.setattr(capture_module, "tapped", tapped)
     return with_drafter(job, Drafter(replace(job.spec, target_layer_ids=(0, 3))))

@@ -40,3 +40,16 @@ def test_a_step_needs_no_kernel_but_those_compiled_together(kind: tuple[str, str
     with guard.steady(str):
         step.forward_backward(random_features(step, packed, torch.bfloat16))
     assert guard.late_kernels == []
+
+
+@pytest.mark.parametrize("kind", [("ce", "exponential"), ("kl", "dpace"), ("tv", "exponential")], ids="-".join)
+def test_a_warm_step_does_not_wait_for_the_device(kind: tuple[str, str]) -> None:
+    spec = spec_of(**SPECS["full"])
+    step = random_step(spec, LossKind(*kind, gamma=7.0, alpha=0.5), "cuda", torch.bfloat16, fused=True)
+    batch = random_features(step, random_batch(np.random.default_rng(0), 2, 128, spec).packed, torch.bfloat16)
+    step.forward_backward(batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step.forward_backward(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -15,7 +15,7 @@ from draftline.config import PlacementSection
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.target.capture import FeatureCapture
-from draftline.train.plan import World, candidates, make_plan, predicted_rate, ranks_wanted
+from draftline.train.plan import StageTimes, World, candidates, make_plan, predicted_rate, ranks_wanted
 from runs import write_recipe
 
 SLOW_S = 0.15
@@ -36,42 +36,53 @@ def slowed(owner: Any, method: str) -> Callable[[], None]:
     return hook
 
 
+COLOCATED = {"kind": "colocated"}
+
+
+def split(targets: int, drafters: int) -> dict[str, object]:
+    return {"kind": "split", "targets": targets, "drafters": drafters}
+
+
 @pytest.mark.parametrize(
-    ("hook", "best", "worse"),
+    ("hook", "ranks", "micro_batches", "best", "worse", "times_faster"),
     [
-        (slowed(FeatureCapture, "__call__"), (2, 1), (1, 2)),
-        (slowed(DrafterStep, "forward_backward"), (1, 2), (2, 1)),
+        (slowed(FeatureCapture, "__call__"), 3, 2, split(2, 1), split(1, 2), 1.3),
+        (slowed(DrafterStep, "forward_backward"), 3, 2, split(1, 2), split(2, 1), 1.3),
+        (slowed(FeatureCapture, "__call__"), 4, 5, split(3, 1), COLOCATED, 1.05),
     ],
-    ids=["slow capture", "slow training"],
+    ids=["slow capture", "slow training", "slow capture, micro-batches that do not divide"],
 )
 def test_auto_picks_the_measured_best(
-    tmp_path: Path, hook: Callable[[], None], best: tuple[int, int], worse: tuple[int, int]
-) -> None:
-    """Two micro-batches a step: three ranks cannot all train, so it is one of two splits, and both are run."""
-    recipe = write_recipe(tmp_path)
+    tmp_path: Path, hook: Callable[[], None], ranks: int, micro_batches: int, best: dict[str, object],
+    worse: dict[str, object], times_faster: float,
+) -> None:  # fmt: skip
+    """Two micro-batches a step: three ranks cannot all train, so it is one of two splits. Five on four colocated ranks
+    take as long as eight would: three that capture ahead for one are faster. Best and worse are both run."""
+    recipe = write_recipe(tmp_path, train={"rows_per_step": 2 * micro_batches, "epochs": 9})
 
     def start(name: str, *words: str) -> Ended:
-        return run_world(recipe, f"train.out={tmp_path / name}", *words, hook=hook, ranks=3)
+        return run_world(recipe, f"train.out={tmp_path / name}", *words, hook=hook, ranks=ranks)
 
     ended = start("auto", "placement.kind=auto")
     assert ended.code == 0, ended.out
-    assert json.loads((tmp_path / "auto/placement.json").read_text()) == {
-        "kind": "split", "targets": best[0], "drafters": best[1],
-    }  # fmt: skip
-    assert f"split, {best[0]} capturing and {best[1]} training" in ended.out and "taken" in ended.out
+    assert json.loads((tmp_path / "auto/placement.json").read_text()) == best
+    assert f"split, {best['targets']} capturing and {best['drafters']} training" in ended.out and "taken" in ended.out
     rates = []
-    for targets, drafters in (best, worse):
-        words = ["placement.kind=split", f"placement.targets={targets}", f"placement.drafters={drafters}"]
-        assert start(f"{targets}{drafters}", *words).code == 0
-        rates.append(json.loads((tmp_path / f"{targets}{drafters}/summary.json").read_text())["tokens_per_s"])
-    assert rates[0] > 1.3 * rates[1]
+    for name, section in (("best", best), ("worse", worse)):
+        assert start(name, *(f"placement.{key}={value}" for key, value in section.items())).code == 0
+        rates.append(json.loads((tmp_path / name / "summary.json").read_text())["tokens_per_s"])
+    assert rates[0] > times_faster * rates[1]
+
+
+def rates(times: StageTimes, ranks: int, micro_batches: int) -> dict[str, float]:
+    plans = candidates(PlacementSection(kind="auto"), World(ranks, ranks, "cpu"), micro_batches)
+    return {plan.text: predicted_rate(plan, times, micro_batches) for plan in plans}
 
 
 def test_rates_of_placements_by_hand() -> None:
-    """Stages of 100 and 300 tokens/s on 4 ranks."""
-    plans = candidates(PlacementSection(kind="auto"), World(4, 4, "cpu"), micro_batches_per_step=8)
-    found = {plan.text: predicted_rate(plan, 100.0, 300.0) for plan in plans}
-    assert found == pytest.approx(
+    """Stages of 100 and 300 tokens/s on 4 ranks, in micro-batches of 300 tokens."""
+    times = StageTimes(capture_s=3.0, train_s=1.0, optimizer_s=0.0, tokens=300)
+    assert rates(times, 4, 8) == pytest.approx(
         {
             "colocated on 4": 300.0,
             "split, 1 capturing and 3 training": 100.0,
@@ -81,6 +92,29 @@ def test_rates_of_placements_by_hand() -> None:
     )
     two = candidates(PlacementSection(kind="auto"), World(4, 4, "cpu"), micro_batches_per_step=2)
     assert [plan.drafters for plan in two] == [2, 1]
+
+
+def test_micro_batches_that_do_not_divide_are_in_the_prediction() -> None:
+    """Five micro-batches on four colocated ranks take the time of eight: three targets that work ahead are faster."""
+    times = StageTimes(capture_s=0.9, train_s=0.1, optimizer_s=0.2, tokens=100)
+    assert rates(times, 4, 5) == pytest.approx(
+        {
+            "colocated on 4": 500 / 2.2,  # 2 (0.9 + 0.1) + 0.2
+            "split, 1 capturing and 3 training": 500 / 4.5,
+            "split, 2 capturing and 2 training": 500 / 2.25,
+            "split, 3 capturing and 1 training": 500 / 1.5,
+        }
+    )
+    assert rates(times, 4, 4)["colocated on 4"] == pytest.approx(400 / 1.2)
+
+
+def test_the_optimizer_is_paid_once_a_step_by_every_drafter() -> None:
+    times = StageTimes(capture_s=0.1, train_s=1.0, optimizer_s=0.5, tokens=100)
+    assert times.capture_tokens_per_s == pytest.approx(1000)
+    assert times.train_tokens_per_s(8) == pytest.approx(800 / 8.5)
+    assert rates(times, 2, 8) == pytest.approx(
+        {"colocated on 2": 800 / (4 * 1.1 + 0.5), "split, 1 capturing and 1 training": 800 / 8.5}
+    )
 
 
 def test_roles_of_two_hosts() -> None:

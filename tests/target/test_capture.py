@@ -153,7 +153,7 @@ def test_a_store_gives_what_capture_gives(target: Target) -> None:
 
 def test_hooks_do_not_outlive_a_failed_forward(target: Target) -> None:
     before = [len(layer._forward_hooks) for layer in target.parts.layers]  # transformers has hooks of its own
-    with pytest.raises(IndexError), tapped(target.parts.layers, (0, 2)):
+    with pytest.raises(IndexError), tapped(target.parts.layers, (0, 2), {}.__setitem__):
         target.parts.decoder(input_ids=torch.tensor([[31, 32]]))
     assert [len(layer._forward_hooks) for layer in target.parts.layers] == before
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from draftline.bench.shapes import QWEN3_8B
-from draftline.drafter.cost import fp8_bytes, fp8_flop, step_cost
+from draftline.drafter.cost import RowWork, fp8_bytes, fp8_flop, step_bytes, step_cost
 from draftline.errors import RunError
 from draftline.train.roofline import Rates, Roofline, Work, judge, predict
 
@@ -13,9 +15,23 @@ from draftline.train.roofline import Rates, Roofline, Work, judge, predict
 def test_counted_flop_of_the_published_row() -> None:
     """Qwen3-8B's drafter, 4,096 tokens, 512 blocks, by hand. The published count of 74.5 gives fc an input gradient,
     which nobody needs: 0.7 more."""
-    cost = step_cost(QWEN3_8B, 4096, 512, mean_context=2048, compares=False)
+    cost = step_cost(QWEN3_8B, RowWork(4096, 512, mean_context=2048, supervised=512 * 15, compared=0))
     found = [part / 1e12 for part in (cost.body, cost.context, cost.attention, cost.head, cost.total)]
     assert found == pytest.approx([47.4, 2.4, 4.8, 19.1, 73.8], abs=0.06)
+
+
+def test_only_supervised_slots_and_compared_positions_are_counted() -> None:
+    """By hand: 4 V d a slot and 2 V d a position; bf16 logits written, read, turned and read, and once more beside a
+    teacher's, which are written, read for their statistics; V = 151,936 and d = 4,096."""
+    full = RowWork(4096, 512, mean_context=2048, supervised=7680, compared=0)
+    part, beside = replace(full, supervised=3000), replace(full, supervised=3000, compared=1000)
+    costs = [step_cost(QWEN3_8B, work) for work in (full, part, beside)]
+    assert [cost.head for cost in costs] == [4 * 151936 * 4096 * slots for slots in (7680, 3000, 3000)]
+    assert [cost.teacher for cost in costs] == [0, 0, 2 * 151936 * 4096 * 1000]
+    assert costs[0].total - costs[1].total == pytest.approx(4 * 151936 * 4096 * 4680)
+    moved = [step_bytes(QWEN3_8B, work, 2) for work in (full, part, beside)]
+    assert moved[0] - moved[1] == pytest.approx(2 * 151936 * 4 * 4680)
+    assert moved[2] - moved[1] == pytest.approx(2 * 151936 * (3000 + 2 * 1000))
 
 
 def test_prediction_is_products_and_traffic_one_after_the_other() -> None:

@@ -1,87 +1,135 @@
-"""`bench capture`: a random target's features, beside the bare forward of transformers' model on the same tokens."""
+"""`bench capture`: a random target's features, beside bare forwards on the same tokens: of transformers' model as it is
+built, and of the same model with its parts fused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any
 
+import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
 
 from draftline.bench.measure import Ceiling, kernel_classes, timed
+from draftline.bench.random_target import random_model
 from draftline.bench.shapes import Shape
-from draftline.bench.step import packed_row
-from draftline.records import DrafterSpec
-from draftline.target.capture import FeatureCapture
-from draftline.target.fast_norms import fuse_norms
-from draftline.target.load import Target
+from draftline.records import DrafterSpec, PackedBatch
+from draftline.target.capture import FeatureCapture, Forward, document_spans
+from draftline.target.load import Target, at_best_speed
+from draftline.target.packing import Packing
 from draftline.target.parts import find_parts
 
 WARM, TIMED = 2, 6
+SHORTEST, LONGEST = 0.2, 1.8  # documents' lengths, relative to their mean
+
+
+@dataclass(frozen=True)
+class Path:
+    """Seconds of one micro-batch on one way: its forwards alone, and the capture they are for."""
+
+    forward_s: float
+    capture_s: float
 
 
 @dataclass(frozen=True)
 class CaptureTiming:
-    """Seconds of one micro-batch: the model as transformers builds it, and draftline's capture of it."""
+    """transformers_s: the model as transformers builds it. paths: packed, where the target can be, and padded."""
 
-    bare_s: float
-    capture_s: float
-    classes: dict[str, float]
+    transformers_s: float
+    paths: dict[str, Path]
+    classes: dict[str, float]  # of the first path, which is what a run takes
     flop: float
-    fused_norms: int
+    lengths: list[int]
+    speed: dict[str, str]
+
+    @property
+    def taken(self) -> Path:
+        return next(iter(self.paths.values()))
+
+
+def uneven_rows(shape: Shape) -> PackedBatch:
+    """Random tokens, all of them answers; lengths of a row's documents uniform between 0.2 and 1.8 of their mean."""
+    rng = np.random.default_rng(0)
+    size = (shape.rows, shape.sequence)
+    shares = rng.uniform(SHORTEST, LONGEST, (shape.rows, shape.documents)).cumsum(1)
+    ends = np.round(shares / shares[:, -1:] * shape.sequence).astype(np.int64)
+    at = np.broadcast_to(np.arange(shape.sequence), size)
+    document = np.stack([np.searchsorted(row, np.arange(shape.sequence), side="right") for row in ends])
+    begins = np.concatenate([np.zeros((shape.rows, 1), dtype=np.int64), ends[:, :-1]], axis=1)
+    position = at - np.take_along_axis(begins, document, axis=1)
+    ids = rng.integers(5, shape.spec.vocab_size, size)
+    return PackedBatch(0, ids, np.ones(size, dtype=bool), document, position, at.copy())
 
 
 def random_target(spec: DrafterSpec, device: torch.device, dtype: torch.dtype) -> Target:
     """A Qwen3 of the spec's sizes and depth with random weights; nothing is downloaded, and nothing tokenised."""
-    config = Qwen3Config(
-        vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, intermediate_size=spec.intermediate_size,
-        num_hidden_layers=spec.num_target_layers, num_attention_heads=spec.num_attention_heads,
-        num_key_value_heads=spec.num_key_value_heads, head_dim=spec.head_dim, tie_word_embeddings=False,
-        max_position_embeddings=spec.max_position_embeddings,
-    )  # fmt: skip
-    with torch.device(device):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+    model = random_model(spec, device, dtype)
     return Target(model, None, find_parts(model, device), "random", "random", frozenset(), device, dtype)
 
 
 @torch.no_grad()
 def measure_capture(shape: Shape, device: torch.device) -> CaptureTiming:
-    """Bare forward first, then the norms are fused and the capture is timed: as a run does it."""
+    """transformers' forward first, then the target is brought to its best speed, as a run does it."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    target, packed = random_target(shape.spec, device, dtype), packed_row(shape)
-    ids = torch.from_numpy(packed.ids).to(device)
+    target, packed = random_target(shape.spec, device, dtype), uneven_rows(shape)
+    ids, spans = torch.from_numpy(packed.ids).to(device), document_spans(packed.document)
 
     def seconds(call: Callable[[], object]) -> float:
         timed(call, device, WARM)
         return median(timed(call, device, TIMED))
 
-    bare = seconds(lambda: target.parts.decoder(input_ids=ids, use_cache=False))
-    fused = fuse_norms(target.model) if device.type == "cuda" else 0
-    capture = FeatureCapture(target, shape.spec.target_layer_ids, want_final=True)
-    capture_s = seconds(lambda: capture(packed))
-    return CaptureTiming(bare, capture_s, kernel_classes(lambda: capture(packed), device), flop(shape, target), fused)
+    transformers_s = seconds(lambda: target.parts.decoder(input_ids=ids, use_cache=False))
+    target = at_best_speed(target) if device.type == "cuda" else target
+
+    def capture_by(packing: Packing) -> FeatureCapture:
+        return FeatureCapture(target, shape.spec.target_layer_ids, want_final=True, packing=packing)
+
+    ways = {"packed": target.packing} if target.packing.longest_tokens else {}
+    ways["padded"] = Packing(0, "asked for")
+    paths = {}
+    for name, packing in ways.items():
+        capture = capture_by(packing)
+        rows = list(capture.forwards(packed.ids.reshape(-1), spans))
+        paths[name] = Path(seconds(partial(run_all, rows, target)), seconds(partial(capture, packed)))
+    first = capture_by(next(iter(ways.values())))
+    classes = kernel_classes(lambda: first(packed), device)
+    lengths = [length for _, length in spans]
+    return CaptureTiming(transformers_s, paths, classes, flop(shape, target, lengths), lengths, target.speed)
 
 
-def flop(shape: Shape, target: Target) -> float:
-    """2 FLOP a weight and token in every layer, and causal attention: 2 Hq D L a token on average, within documents."""
+def run_all(forwards: list[Forward], target: Target) -> None:
+    for forward in forwards:
+        forward.run(target.parts.decoder)
+
+
+def flop(shape: Shape, target: Target, lengths: list[int]) -> float:
+    """2 FLOP a weight and token in every layer, and causal attention: 2 Hq D L^2 for each document of L tokens."""
     layers = sum(p.numel() for p in target.parts.layers.parameters() if p.dim() == 2)
-    tokens, spec = shape.rows * shape.sequence, shape.spec
-    length = shape.sequence / shape.documents
-    attention = 2.0 * spec.num_attention_heads * spec.head_dim * length * spec.num_target_layers
-    return tokens * (2.0 * layers + attention)
+    squares = float(sum(length * length for length in lengths))
+    attention = 2.0 * shape.spec.num_attention_heads * shape.spec.head_dim * squares * shape.spec.num_target_layers
+    return 2.0 * layers * sum(lengths) + attention
 
 
 def capture_figures(shape: Shape, timing: CaptureTiming, found: Ceiling) -> dict[str, object]:
-    tokens = shape.rows * shape.sequence
-    rate = timing.flop / timing.capture_s / 1e12
+    tokens, taken = shape.rows * shape.sequence, timing.taken
+    rate = timing.flop / taken.capture_s / 1e12
     return {
         "shape": shape.name, "rows": shape.rows, "sequence": shape.sequence, "documents": shape.documents,
-        "ms": timing.capture_s * 1e3, "tokens_per_s": tokens / timing.capture_s,
-        "transformers_forward_ms": timing.bare_s * 1e3, "times_transformers_rate": timing.bare_s / timing.capture_s,
-        "tflop": timing.flop / 1e12, "tflop_per_s": rate, "share_of_burst_ceiling": rate / found.burst,
+        "document_tokens": lengths_text(timing.lengths), "ms": taken.capture_s * 1e3,
+        "tokens_per_s": tokens / taken.capture_s,
+        **{f"{name}_ms": path.capture_s * 1e3 for name, path in timing.paths.items()},
+        "bare_forward_ms": taken.forward_s * 1e3, "share_of_bare_forward_rate": taken.forward_s / taken.capture_s,
+        "transformers_forward_ms": timing.transformers_s * 1e3,
+        "times_transformers_rate": timing.transformers_s / taken.capture_s, "tflop": timing.flop / 1e12,
+        "tflop_per_s": rate, "share_of_burst_ceiling": rate / found.burst,
         "share_of_sustained_ceiling": rate / found.sustained, "burst_tflop_per_s": found.burst,
-        "sustained_tflop_per_s": found.sustained, "norms_fused": timing.fused_norms,
+        "sustained_tflop_per_s": found.sustained, **timing.speed,
         "ms_by_kernel_class": {name: seconds * 1e3 for name, seconds in timing.classes.items()},
     }  # fmt: skip
+
+
+def lengths_text(lengths: list[int]) -> str:
+    if len(set(lengths)) == 1:
+        return str(lengths[0])
+    return f"{min(lengths)} to {max(lengths)}, mean {np.mean(lengths):.0f} (uniform, {SHORTEST} to {LONGEST} of it)"

@@ -22,9 +22,9 @@ CLASSES = {  # first match of a kernel's name
     "attention forward": r"^forward_kernel|flash_fwd|fmha.*fwd|fprop",
     "attention backward": r"^(query|context|own)_kernel|flash_bwd|fmha.*bwd|bprop",
     "loss": r"^(statistics|gradient|variation|dpace)_kernel",
-    "norms and RoPE": r"^(head_)?norm_",
+    "norms and RoPE": r"^(head_)?norm_|^rope_",
     "FP8 rounding": r"^(quantise|transpose)_kernel",
-    "SwiGLU": r"^swiglu_",
+    "SwiGLU": r"^(swiglu|gated)_",
     "copies": r"^Mem(cpy|set)",
 }
 

@@ -6,12 +6,14 @@ import json
 
 from draftline.bench.capture import capture_figures, measure_capture
 from draftline.bench.measure import ceiling
+from draftline.bench.pipeline import Wanted, measure_pipeline, this_machine
+from draftline.bench.pipeline_table import pipeline_figures, show_pipeline
 from draftline.bench.shapes import Shape
 from draftline.bench.step import measure_step, step_figures
 from draftline.config import Products
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.fingerprint import fingerprint
-from draftline.monitor.notices import Notices, stdout_console
+from draftline.monitor.notices import Notices, stderr_console, stdout_console
 from draftline.target.load import choose_device
 
 
@@ -36,6 +38,17 @@ def bench(part: str, shape: Shape, loss: str, products: Products, as_json: bool)
     if isinstance(classes, dict) and classes:
         notices.section("ms by class of kernel")
         notices.facts({name: f"{ms:.2f}" for name, ms in classes.items()})
+
+
+def bench_pipeline(wanted: Wanted, as_json: bool) -> None:
+    """Every placement in runs of its own; this process holds no device."""
+    notices = Notices(stderr_console() if as_json else stdout_console())
+    found = measure_pipeline(wanted, notices)
+    figures = pipeline_figures(wanted, this_machine(), found)
+    if as_json:
+        print(json.dumps(figures | {"environment": fingerprint()}))
+    else:
+        show_pipeline(figures, notices)
 
 
 def text(value: object) -> str:

@@ -45,11 +45,17 @@ SMOLLM2_135M = drafter(
     hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
     vocab_size=49152, target_layer_ids=(1, 8, 14, 20, 27), num_target_layers=30,
 )  # fmt: skip
+TINY = drafter(  # seconds on a CPU: shows that a measurement runs
+    hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    vocab_size=1024, target_layer_ids=(1, 2, 3), num_target_layers=6, num_hidden_layers=2, block_size=8,
+    layer_types=("full_attention",) * 2,
+)  # fmt: skip
 
 NAMED = {
     "qwen3-8b": Shape("qwen3-8b", QWEN3_8B),
     "qwen3.6-27b": Shape("qwen3.6-27b", QWEN36_27B),
     "smollm2-135m": Shape("smollm2-135m", SMOLLM2_135M, rows=8, sequence=2048),
+    "tiny": Shape("tiny", TINY, sequence=256, anchors=32),
 }
 
 

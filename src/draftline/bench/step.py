@@ -9,7 +9,6 @@ from torch import nn
 from draftline.bench.measure import Ceiling, Timing, measure
 from draftline.bench.shapes import Shape
 from draftline.config import Products
-from draftline.drafter.anchors import sample_blocks
 from draftline.drafter.cost import StepCost, step_cost
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
@@ -62,13 +61,11 @@ def measure_step(shape: Shape, loss: str, products: Products, device: torch.devi
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     kind = LossKind(loss, "exponential" if loss == "ce" else "dpace", 7.0, 0.5)
     step, batch = random_step(shape, kind, device, dtype, products), random_features(shape, device, dtype)
-    blocks = sample_blocks(batch.packed, shape.anchors, step.seed)
-    context = float((blocks.anchor - blocks.start)[blocks.keep].double().mean())
     timing = measure(
         lambda: step.forward_backward(batch), lambda: compile_kernels(step, batch.packed, dtype),
         lambda: step.drafter.zero_grad(set_to_none=True), device,
     )  # fmt: skip
-    return timing, step_cost(shape.spec, shape.sequence, shape.anchors, context, kind.needs_final)
+    return timing, step_cost(shape.spec, step.work(batch.packed))
 
 
 def step_figures(

@@ -42,7 +42,7 @@ class LocalChannel:
         return self.captured(index)
 
     def captured(self, index: int) -> FeatureBatch:
-        with self.clock.phase("data"):
+        with self.clock.phase("data", index):
             packed = self.source(index)
-        with self.clock.phase(self.capturing):
+        with self.clock.phase(self.capturing, index):
             return self.capture(packed)

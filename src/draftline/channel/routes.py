@@ -54,6 +54,15 @@ class FeatureOutbox:
         self.senders = senders
         self.waiting = waiting
 
+    @property
+    def in_flight(self) -> int:
+        """Batches that the drafters have not given back yet, as far as this end has heard."""
+        return sum(sender.slots - sender.credits for sender in self.senders)
+
+    @property
+    def slots(self) -> int:
+        return sum(sender.slots for sender in self.senders)
+
     def flush(self) -> None:
         """Wait until what was put before has left the device. A GPU works on the batch after it meanwhile."""
         for sender in self.senders:

@@ -46,7 +46,8 @@ class CachedTarget:
         """(float32 logits of the last `logits_for` positions [n, V], taps of all positions [1, L, K*d] or None)."""
         self.remember(ids)
         tensor = torch.tensor([ids], device=self.target.device)
-        with tapped(self.target.parts.layers, self.taps) as outputs:
+        outputs: dict[int, Tensor] = {}
+        with tapped(self.target.parts.layers, self.taps, outputs.__setitem__):
             logits = self.target.model(
                 input_ids=tensor, use_cache=True, logits_to_keep=logits_for, **{self.keyword: self.cache}
             ).logits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,17 @@ class Blocks:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A host tensor on `device`. From pinned memory, so that the host need not wait for what a GPU still has queued."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def copy_together(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Whole numbers and truth values as int64 on `device`, in one copy that does not wait for it. Each begins at a
+    multiple of 16 bytes: Triton compiles a kernel anew for a pointer of another alignment."""
+    flat = np.zeros(sum(part.size + part.size % 2 for part in parts), dtype=np.int64)
+    edges = np.cumsum([0, *(part.size + part.size % 2 for part in parts)])
+    for part, begin in zip(parts, edges, strict=False):
+        flat[begin : begin + part.size] = part.ravel()
+    there = to_device(torch.from_numpy(flat), device)
+    return [there[begin : begin + part.size].view(part.shape) for part, begin in zip(parts, edges, strict=False)]
 
 
 def eligible(packed: PackedBatch) -> np.ndarray:
@@ -83,6 +95,13 @@ def slot_targets(ids: Tensor, loss_mask: Tensor, document: Tensor, blocks: Block
     masked = loss_mask.gather(1, flat).view_as(position)
     valid = (wanted < length) & same & masked & blocks.keep[..., None]
     return SlotTargets(position, ids.gather(1, flat).view_as(position), valid.cumprod(-1).bool())
+
+
+def teacher_position(slots: SlotTargets, length: int) -> Tensor:
+    """int64 [M, K]: where the target's state at a+k-1, which gives its distribution of token a+k, stands among the R*S
+    of all rows of `length` positions."""
+    row = torch.arange(len(slots.position), device=slots.position.device)[:, None, None]
+    return (row * length + (slots.position - 1).clamp(min=0)).flatten(0, 1)
 
 
 def exponential_weights(supervised: Tensor, gamma: float) -> Tensor:

@@ -17,8 +17,19 @@ def whole_chunks(blocks: int, limit: int) -> int:
 
 
 @dataclass(frozen=True)
+class RowWork:
+    """What a packed row gives a step to do, as a mean over the rows of a batch."""
+
+    tokens: int  # S
+    anchors: int  # A
+    mean_context: float  # context positions that a slot sees in full layers
+    supervised: float  # slots that carry weight, A (B-1) at most: the head is multiplied with no others
+    compared: float  # positions whose target logits they are compared with, each counted once; 0 for ce
+
+
+@dataclass(frozen=True)
 class StepCost:
-    """FLOP of one packed row. The head is frozen: forward and input gradient only, and slot 0 needs no logits."""
+    """FLOP of one packed row. The head is frozen: forward and input gradient only."""
 
     body: float  # the layers' products over block slots
     context: float  # keys and values of the context, and fc
@@ -31,23 +42,20 @@ class StepCost:
         return self.body + self.context + self.attention + self.head + self.teacher
 
 
-def step_cost(spec: DrafterSpec, tokens: int, anchors: int, mean_context: float, compares: bool) -> StepCost:
-    """tokens S of a row, blocks A in it, `mean_context`: context positions that a slot sees on average in full layers.
-
-    body 6 P_q A B, context (6 P_c + 4 P_fc) S, attention 14 Hq (seen + B) A B a layer, head 4 V d A (B-1), with
-    P_q = L (2 d Hq + 2 d Hkv + 3 d f), P_c = 2 L d Hkv, P_fc = K d^2. Attention's backward is counted as 2.5 forwards.
-    """
+def step_cost(spec: DrafterSpec, work: RowWork) -> StepCost:
+    """body 6 P_q A B, context (6 P_c + 4 P_fc) S, attention 14 Hq (seen + B) A B a layer, head 4 V d a supervised slot,
+    teacher 2 V d a compared position, with P_q = L (2 d Hq + 2 d Hkv + 3 d f), P_c = 2 L d Hkv, P_fc = K d^2.
+    Attention's backward is counted as 2.5 forwards."""
     d, layers, size = spec.hidden_size, spec.num_hidden_layers, spec.block_size
     hq, hkv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
-    slots = anchors * size
-    seen = [min(mean_context, spec.window(i) or mean_context) + size for i in range(layers)]
-    head = 4.0 * spec.vocab_size * d * anchors * (size - 1)
+    slots = work.anchors * size
+    seen = [min(work.mean_context, spec.window(i) or work.mean_context) + size for i in range(layers)]
     return StepCost(
         body=6.0 * layers * (2 * d * hq + 2 * d * hkv + 3 * d * spec.intermediate_size) * slots,
-        context=(12.0 * layers * d * hkv + 4.0 * len(spec.target_layer_ids) * d * d) * tokens,
+        context=(12.0 * layers * d * hkv + 4.0 * len(spec.target_layer_ids) * d * d) * work.tokens,
         attention=14.0 * hq * sum(seen) * slots,
-        head=head,
-        teacher=head / 2 if compares else 0.0,
+        head=4.0 * spec.vocab_size * d * work.supervised,
+        teacher=2.0 * spec.vocab_size * d * work.compared,
     )
 
 
@@ -71,18 +79,19 @@ def fp8_bytes(spec: DrafterSpec, tokens: int, anchors: int) -> float:
     return float(layers * (slot * anchors * spec.block_size + position * tokens))
 
 
-def step_bytes(spec: DrafterSpec, tokens: int, anchors: int, compares: bool, item: int) -> float:
+def step_bytes(spec: DrafterSpec, work: RowWork, item: int) -> float:
     """Bytes read and written by one row's forward and backward if every tensor between two products passes once.
 
-    A layer's forward moves 10 d + 6 Hq + 4 Hkv + 6 f values a slot; its backward two and a half times that. Each of the
-    logits is written once, read twice and turned into its gradient in place, the target's likewise where the loss
-    compares. `item`: bytes of a value. Weights are read by three products and their fp32 gradient read and written.
+    A layer's forward moves 10 d + 6 Hq + 4 Hkv + 6 f values a slot; its backward two and a half times that. A logit is
+    written, read, overwritten by its gradient and read; one of the target's is written, read for its statistics and
+    once more for each slot that it is compared with. `item`: bytes of a value. Weights are read by three products and
+    their fp32 gradient read and written.
     """
     d, layers = spec.hidden_size, spec.num_hidden_layers
     hq, hkv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
-    slots = anchors * spec.block_size
+    slots = work.anchors * spec.block_size
     values = 3.5 * layers * (10 * d + 6 * hq + 4 * hkv + 6 * spec.intermediate_size) * slots
-    values += (len(spec.target_layer_ids) + 12) * d * tokens
-    logits = anchors * (spec.block_size - 1) * spec.vocab_size * (8 if compares else 5)
+    values += (len(spec.target_layer_ids) + 12) * d * work.tokens
+    logits = spec.vocab_size * (work.supervised * (5 if work.compared else 4) + 2 * work.compared)
     weights = layers * (2 * d * hq + 2 * d * hkv + 3 * d * spec.intermediate_size) + len(spec.target_layer_ids) * d * d
     return item * (values + logits) + weights * (3 * item + 8) + 2 * item * spec.vocab_size * d

@@ -1,4 +1,8 @@
-"""The target's frozen head and the loss on it for the CUDA step: chunk by chunk, gradient in place of the logits."""
+"""The target's frozen head and the loss on it for the CUDA step: chunk by chunk, gradient in place of the logits.
+
+Weights are linear in the gradient, so they are applied to the gradient of the states, at the end: D-PACE needs the
+cross entropies of whole blocks, and chunks need not hold whole blocks.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,10 @@ import torch
 from torch import Tensor
 
 from draftline.drafter.anchors import exponential_weights
+from draftline.drafter.head_rows import Chunk, HeadRows, chunk_rows
 from draftline.drafter.losses import LossKind, SlotOutcome
-from draftline.kernels.loss import LogitShape, dpace, statistics, turn_into_gradient, variation
+from draftline.kernels.loss import LogitShape, SlotLosses, Teacher, dpace, spread, teacher_of, turn_into_gradient
 from draftline.records import Head
-
-CHUNK_LOGITS = 160 * 1024 * 1024  # logits held at once, and as many of the target's where the loss compares them
 
 
 @dataclass(frozen=True)
@@ -27,50 +30,55 @@ class HeadGradient:
 
 @torch.no_grad()
 def head_loss_and_gradient(
-    hidden: Tensor, head: Head, label: Tensor, supervised: Tensor, teacher: Tensor | None, kind: LossKind,
-    kept: Tensor,
+    hidden: Tensor, head: Head, label: Tensor, supervised: Tensor, final: Tensor | None, rows: HeadRows,
+    kind: LossKind,
 ) -> HeadGradient:  # fmt: skip
-    """As losses.head_loss, with its gradient.
+    """As losses.head_loss, with its gradient; `correct` is False in slots without weight.
 
-    hidden [M, B, d] dense; label int64 and supervised bool [M, K]; teacher [M, K, d] or None; kept int64:
-    numbers of the blocks that weigh anything. The others are not multiplied with the head at all.
+    hidden [M, B, d] dense; label int64 and supervised bool [M, K]; final [R*S, d]: the target's final-normed states, or
+    None for ce; rows: the same slots as `supervised`, and where each finds its target's state.
     """
-    blocks, size, _ = hidden.shape
-    slots = size - 1
-    gradient = torch.zeros_like(hidden)
-    loss = torch.zeros((blocks, slots), dtype=torch.float32, device=hidden.device)
-    weights, correct = torch.zeros_like(loss), torch.zeros_like(supervised)
-    limit = max(1, CHUNK_LOGITS // (slots * len(head.weight)))
-    for chunk in kept.chunk(-(-len(kept) // limit)) if len(kept) else ():  # all alike in size
-        rows = hidden[chunk, 1:].flatten(0, 1)
-        logits = head.product(rows)
-        teacher_logits = None if teacher is None else head.product(teacher[chunk].flatten(0, 1))
-        part = chunk_gradient(logits, teacher_logits, label[chunk], supervised[chunk], kind, head)
-        loss[chunk], weights[chunk], correct[chunk] = part
-        gradient[chunk, 1:] = (logits @ head.weight).view(len(chunk), slots, -1)
-    return HeadGradient(loss.sum(), weights.sum(), SlotOutcome(correct, supervised), gradient)
-
-
-def chunk_gradient(
-    logits: Tensor, teacher: Tensor | None, label: Tensor, supervised: Tensor, kind: LossKind, head: Head
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(weighted loss, weight, correct) [m, K]; logits [m*K, V], the head's products, become their
-    own weighted gradient."""
-    shape = LogitShape(head.scale, head.soft_cap)
-    found = statistics(logits, teacher, shape)
-    flat = label.flatten() if teacher is None else found.teacher_best.long()
-    cross_entropy = (found.lse - head.shaped(logits.gather(1, flat[:, None])[:, 0].float())).view_as(label)
+    found = SlotLosses.zero(label)
+    states = unweighted_gradient(hidden, head, label, final, rows, kind, found)
     weight = (
-        dpace(cross_entropy, supervised, kind.alpha)
+        dpace(found.entropy, supervised, kind.alpha)
         if kind.weights == "dpace"
         else exponential_weights(supervised, kind.gamma or 0.0)
     )
-    slope, name = None, "ce"
-    loss = cross_entropy
-    if teacher is not None and kind.kind in ("kl", "tv"):
-        name = kind.kind
-        loss = found.cross - found.teacher_lse + found.lse
-        if name == "tv":
-            loss, slope = variation(logits, teacher, found, shape)
-    turn_into_gradient(logits, teacher, found, flat, slope, weight, name, shape)
-    return torch.where(supervised, loss.view_as(label) * weight, 0.0), weight, (found.best == flat).view_as(label)
+    gradient = spread(states, weight, supervised)
+    return HeadGradient((found.loss * weight).sum(), weight.sum(), SlotOutcome(found.correct, supervised), gradient)
+
+
+def unweighted_gradient(
+    hidden: Tensor, head: Head, label: Tensor, final: Tensor | None, rows: HeadRows, kind: LossKind,
+    found: SlotLosses,
+) -> Tensor:  # fmt: skip
+    """d loss / d states of the supervised slots [n, d]; their losses go to `found`.
+
+    What it allocates has the same size in every step, whatever n is: an allocator never has to look for more.
+    """
+    shape = LogitShape(head.scale, head.soft_cap)
+    states = hidden.new_empty((label.numel(), hidden.shape[-1]))[: len(rows.slot)]
+    held = min(chunk_rows(len(head.weight)), label.numel())
+    own, others = (hidden.new_empty((count, len(head.weight))) for count in (held, 0 if final is None else held))
+    torch.index_select(hidden.flatten(0, 1), 0, rows.state, out=states)
+    for chunk in rows.chunks:
+        logits = product(head, states[chunk.rows], own)
+        teacher = None if final is None else chunk_teacher(head, final, rows, chunk, others, shape)
+        turn_into_gradient(logits, teacher, rows.slot[chunk.rows], label, kind.kind, shape, found)
+        torch.mm(logits, head.weight, out=states[chunk.rows])  # in place of the states
+    return states
+
+
+def product(head: Head, states: Tensor, buffer: Tensor) -> Tensor:
+    """head.product(states), into the first rows of `buffer`."""
+    out = torch.mm(states, head.weight.t(), out=buffer[: len(states)])
+    return out if head.bias is None else out.add_(head.bias)
+
+
+def chunk_teacher(
+    head: Head, final: Tensor, rows: HeadRows, chunk: Chunk, buffer: Tensor, shape: LogitShape
+) -> Teacher:
+    """The target's logits at each position once: neighbouring anchors share most of theirs."""
+    logits = product(head, final[rows.position[chunk.positions]], buffer)
+    return teacher_of(logits, rows.teacher[chunk.rows], shape)

@@ -7,17 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from draftline.config import Products
-from draftline.drafter.anchors import Blocks, SlotTargets, sample_blocks, slot_targets, to_device
+from draftline.drafter.anchors import Blocks, SlotTargets, copy_together, sample_blocks, slot_targets, teacher_position
 from draftline.drafter.attention import DenseAttention
+from draftline.drafter.cost import RowWork
+from draftline.drafter.head_rows import head_rows
 from draftline.drafter.losses import LossKind, SlotOutcome, head_loss
 from draftline.drafter.model import Drafter
 from draftline.monitor.phases import PhaseClock
-from draftline.records import FeatureBatch, Head
+from draftline.records import FeatureBatch, Head, PackedBatch
 
 if TYPE_CHECKING:
     from draftline.drafter.fused import FusedDrafter
@@ -83,12 +84,12 @@ class DrafterStep:
 
     def forward_backward(self, batch: FeatureBatch) -> MicroStep:
         """Adds the gradient of the *undivided* loss sum to the parameters' grads."""
-        with self.clock.phase("forward"):
+        with self.clock.phase("forward", batch.packed.index):
             blocks = sample_blocks(batch.packed, self.anchors, self.seed)
             if self.fused is not None:
                 return self.fused_pass(batch, place(batch, blocks, self.drafter.spec.block_size), self.fused)
             loss_sum, micro = self.forward(batch, blocks)
-        with self.clock.phase("backward"):
+        with self.clock.phase("backward", batch.packed.index):
             loss_sum.backward()
         return micro
 
@@ -111,15 +112,32 @@ class DrafterStep:
         from draftline.drafter.fused_loss import head_loss_and_gradient  # needs Triton
 
         where = fused.place(placed.blocks, placed.position)
+        final = captured(batch.final).flatten(0, 1) if self.loss.needs_final else None
+        rows = head_rows(
+            placed.host_slots, placed.ids.shape[1], len(self.head.weight), final is not None, placed.ids.device
+        )
         embeds = self.slot_embeds(placed.ids, placed.blocks, batch.taps.dtype)
         hidden, tape = fused.forward(embeds.flatten(0, 2), batch.taps.flatten(0, 1), where)
         done = head_loss_and_gradient(
             hidden.unflatten(0, (-1, self.drafter.spec.block_size)), self.head, placed.slots.label.flatten(0, 1),
-            placed.slots.supervised.flatten(0, 1), self.teacher(batch, placed), self.loss, placed.kept,
+            placed.slots.supervised.flatten(0, 1), final, rows, self.loss,
         )  # fmt: skip
-        with self.clock.phase("backward"):
+        with self.clock.phase("backward", batch.packed.index):
             fused.backward(done.hidden.flatten(0, 1), tape, where)
         return placed.tally(done.loss_sum, done.weight_sum, done.outcome)
+
+    def work(self, packed: PackedBatch) -> RowWork:
+        """What a forward and backward of this batch has to do, of a row: for drafter.cost."""
+        rows, length = packed.ids.shape
+        blocks = sample_blocks(packed, self.anchors, self.seed)
+        slots = host_slots(packed, blocks, self.drafter.spec.block_size)
+        context = (blocks.anchor - blocks.start)[blocks.keep].double()
+        supervised = int(slots.supervised.sum())
+        compared = 0
+        if self.loss.needs_final:
+            compared = len(teacher_position(slots, length)[slots.supervised.flatten(0, 1)].unique())
+        mean_context = float(context.mean()) if len(context) else 0.0
+        return RowWork(length, self.anchors, mean_context, supervised / rows, compared / rows)
 
     def teacher(self, batch: FeatureBatch, placed: Placed) -> Tensor | None:
         return gather_teacher(batch.final, placed.slots) if self.loss.needs_final else None
@@ -163,36 +181,39 @@ class Placed:
     document: Tensor  # int64 [R, S]
     position: Tensor  # int64 [R, S]
     blocks: Blocks
-    kept: Tensor  # int64: numbers of the blocks among R*N that carry weight, counted on the host
     slots: SlotTargets
+    host_slots: SlotTargets  # the same on the host, which knows without waiting which slots carry weight
 
     def tally(self, loss_sum: Tensor, weight_sum: Tensor, outcome: SlotOutcome) -> MicroStep:
         return tally(loss_sum, weight_sum, outcome, self.blocks, eligible_rank(self.mask, self.document))
 
 
+def host_slots(packed: PackedBatch, blocks: Blocks, block_size: int) -> SlotTargets:
+    ids, mask, document = (torch.from_numpy(part) for part in (packed.ids, packed.loss_mask, packed.document))
+    return slot_targets(ids, mask, document, blocks, block_size)
+
+
 def place(batch: FeatureBatch, blocks: Blocks, block_size: int) -> Placed:
     """All in one copy from the host, which does not wait for the device. blocks: on the host."""
-    packed, shape = batch.packed, batch.packed.ids.shape
-    parts = (
-        packed.ids, packed.loss_mask, packed.document, packed.position, blocks.anchor.numpy(), blocks.start.numpy(),
-        blocks.keep.numpy(), np.flatnonzero(blocks.keep.numpy()),
-    )  # fmt: skip
-    flat = torch.from_numpy(np.concatenate([part.ravel() for part in parts], dtype=np.int64))
-    *there, kept = to_device(flat, batch.taps.device).split([part.size for part in parts])
-    ids, mask, document, position = (part.view(shape) for part in there[:4])
-    anchor, start, keep = (part.view(blocks.anchor.shape) for part in there[4:])
-    placed = Blocks(anchor, start, keep.bool())
-    slots = slot_targets(ids, mask.bool(), document, placed, block_size)
-    return Placed(ids, mask.bool(), document, position, placed, kept, slots)
+    packed, device = batch.packed, batch.taps.device
+    slots = host_slots(packed, blocks, block_size)
+    on_host = (blocks.anchor, blocks.start, blocks.keep, slots.position, slots.label, slots.supervised)
+    parts = (packed.ids, packed.loss_mask, packed.document, packed.position, *(part.numpy() for part in on_host))
+    ids, mask, document, position, anchor, start, keep, at, label, supervised = copy_together(parts, device)
+    there = SlotTargets(at, label, supervised.bool())
+    return Placed(ids, mask.bool(), document, position, Blocks(anchor, start, keep.bool()), there, slots)
+
+
+def captured(final: Tensor | None) -> Tensor:
+    if final is None:
+        raise ValueError("this loss needs the target's final states, but the capture did not keep them")
+    return final
 
 
 def gather_teacher(final: Tensor | None, slots: SlotTargets) -> Tensor:
     """The target's final-normed states at a+k-1, which give its distribution of token a+k. [R*N, K, d]"""
-    if final is None:
-        raise ValueError("this loss needs the target's final states, but the capture did not keep them")
-    index = (slots.position - 1).clamp(min=0).flatten(1)
-    rows = torch.arange(final.shape[0], device=final.device)[:, None]
-    return final[rows, index].unflatten(1, slots.position.shape[1:]).flatten(0, 1)
+    states = captured(final)
+    return states.flatten(0, 1)[teacher_position(slots, states.shape[1])]
 
 
 def tally(loss_sum: Tensor, weight_sum: Tensor, outcome: SlotOutcome, blocks: Blocks, rank: Tensor) -> MicroStep:

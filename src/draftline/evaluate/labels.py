@@ -16,9 +16,10 @@ from draftline.drafter.step import DrafterStep, place
 from draftline.errors import InputError
 from draftline.evaluate.proofs import logits_of
 from draftline.records import FeatureBatch
+from draftline.target.agreement import token_errors
 from draftline.target.load import Target
 from draftline.target.parts import LOGIT_TOLERANCE
-from draftline.target.proofs import Document, OwnOutputs, judged, token_errors
+from draftline.target.proofs import Document, OwnOutputs, judged
 
 TEACHER_BLOCKS = 16  # whose teacher logits are compared
 

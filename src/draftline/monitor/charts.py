@@ -175,7 +175,7 @@ def text(x: float, y: float, words: str, anchor: str, kind: str = "tick") -> Mar
     return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, words)
 
 
-def svg(parts: Sequence[Markup], height: float, label: str) -> Markup:
+def svg(parts: Sequence[Markup], height: float, label: str, width: float = WIDTH) -> Markup:
     return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, height, label, Markup("").join(parts)
+        width, height, label, Markup("").join(parts)
     )

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,13 +39,6 @@ class Limits:
 
     stall_s: float
     start_up_s: float
-
-
-Trace = Callable[[str, str], AbstractContextManager[None]]  # entered with a phase's kind and detail
-
-
-def untraced(_kind: str, _detail: str) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,6 @@ class Heart:
         self.doing = Doing("", "starting", np.inf)
         self.path = path
         self.page: Page | None = None
-        self.trace: Trace = untraced
         if path is not None:
             with path.open("wb") as file:
                 file.truncate(PAGE_BYTES)
@@ -90,8 +82,7 @@ class Heart:
         started, waited_s, before = time.monotonic(), self.waited_s + self.held_s, self.doing
         self.show(Doing(kind, text, self.limit_s(kind, self.longest_s)))
         try:
-            with self.trace(kind, detail):
-                yield
+            yield
         finally:
             self.show(before)
         own_s = time.monotonic() - started - (self.waited_s + self.held_s - waited_s)

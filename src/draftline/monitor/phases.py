@@ -31,6 +31,7 @@ class Mark:
     phase: Phase | None
     host_s: float  # time.perf_counter
     event: torch.cuda.Event | None  # the same moment on the GPU's own timeline
+    item: int | None = None  # the micro-batch it works on, where it is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,12 @@ class Lap:
     def seconds(self) -> float:
         """The whole lap, phases and what lies between them."""
         return between(self.marks[0], self.marks[-1])
+
+    def wait(self) -> None:
+        """Until the GPU has passed it, where nothing else has seen to that."""
+        end = self.marks[-1].event
+        if end is not None:
+            end.synchronize()
 
     def phases(self) -> dict[str, float]:
         """Seconds by phase. On CUDA they are those of the GPU's timeline: host work behind queued kernels costs nothing
@@ -74,13 +81,14 @@ class PhaseClock:
         self._marks: list[Mark] = [self._mark(None)]
 
     @contextmanager
-    def phase(self, name: Phase) -> Iterator[None]:
-        outer = self._marks[-1].phase
-        self._enter(name)
+    def phase(self, name: Phase, item: int | None = None) -> Iterator[None]:
+        """item: the micro-batch that is worked on, for a trace."""
+        outer = self._marks[-1]
+        self._enter(name, item)
         try:
             yield
         finally:
-            self._enter(outer)
+            self._enter(outer.phase, outer.item)
 
     def lap(self) -> Lap:
         """End the current step. The next one begins where it ends, so that laps leave no time out."""
@@ -90,16 +98,26 @@ class PhaseClock:
         self.step += 1
         return lap
 
-    def _enter(self, name: Phase | None) -> None:
-        self._marks.append(self._mark(name))
+    def now(self) -> tuple[Mark, float]:
+        """This moment as a mark and as unix time, once the GPU has done all that is queued."""
+        mark = self._mark(None)
+        if mark.event is not None:
+            mark.event.synchronize()
+            mark = self._mark(None)
+            assert mark.event is not None
+            mark.event.synchronize()
+        return mark, time.time()
+
+    def _enter(self, name: Phase | None, item: int | None) -> None:
+        self._marks.append(self._mark(name, item))
         self.current = (name or BETWEEN, time.time())
 
-    def _mark(self, name: Phase | None) -> Mark:
+    def _mark(self, name: Phase | None, item: int | None = None) -> Mark:
         event = None
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-        return Mark(name, self._now(), event)
+        return Mark(name, self._now(), event, item)
 
 
 def between(start: Mark, end: Mark) -> float:

@@ -15,10 +15,12 @@ from markupsafe import Markup
 
 from draftline.errors import RunError
 from draftline.monitor.charts import Level, Line, axis_over, bars, line_chart, stacked_bars
+from draftline.monitor.gantt import gantt, page_style
 from draftline.monitor.notices import short_count, short_duration
 from draftline.monitor.phases import PHASES
 from draftline.monitor.series import Series
 from draftline.monitor.state import RankState, RunState
+from draftline.monitor.trace import Span, read_traces
 from draftline.monitor.verdict import SEVERITIES
 from draftline.records import EvalReport, Verdict
 
@@ -34,18 +36,21 @@ class Chart:
     drawing: Markup
     legend: tuple[tuple[str, str], ...] = ()  # (CSS variable, name)
     note: str = ""
+    wide: bool = False  # over the whole page
 
 
 def write_report(state: RunState, path: Path) -> None:
     """Write the page whole. Raises RunError where the disk refuses."""
     template = (files("draftline.monitor") / "report.html").read_text(encoding="utf-8")
+    traces = read_traces(state.root)
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     html = page.from_string(template).render(
         name=state.root.absolute().name,
         status=status(state),
         verdicts=state.last_verdicts,
         tiles=tiles(state),
-        charts=charts(state),
+        style=Markup(page_style()),
+        charts=charts(state) + ([gantt_chart(traces, state)] if traces else []),
         history=history(state),
         alarms=[(clock(state, time_s), alarm) for time_s, alarm in state.alarms],
         derived=state.derived,
@@ -183,6 +188,12 @@ def rank_charts(state: RunState) -> list[Chart]:
         ),
         Chart("Memory, GiB", line_chart(held, memory, "min"), legend),
     ]
+
+
+def gantt_chart(traces: Mapping[int, Sequence[Span]], state: RunState) -> Chart:
+    names = {number: name_of(number, rank) for number, rank in state.ranks.items()}
+    drawing = gantt(traces, names)
+    return Chart("Who did what when", drawing.picture, drawing.legend, drawing.note, wide=True)
 
 
 def slot_chart(report: EvalReport) -> list[Chart]:

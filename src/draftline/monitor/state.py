@@ -105,6 +105,8 @@ class RunState:
             self._rank(logged.rank).add_resources(time_s, event)
         elif isinstance(event, Step):
             self._add_step(time_s, event.report)
+        elif isinstance(event, RunStarted | RunEnded) and logged.rank:
+            pass  # the run starts and ends with rank 0; others join it and leave
         elif isinstance(event, RunStarted):
             self._start(time_s, event)
         elif isinstance(event, Evaluation):

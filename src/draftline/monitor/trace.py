@@ -1,61 +1,59 @@
-"""Spans of a rank's work with their times on its device, for a picture of what overlaps (`train.trace`)."""
+"""What a rank did when, for a picture of what overlaps (`train.trace`): the phases of its steps, one JSON line each."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
-import torch
+from draftline.monitor.phases import Lap, PhaseClock, between
 
 
 @dataclass(frozen=True)
 class Span:
-    kind: str  # as the heartbeat names phases: "capture", "forward and backward", ...
-    detail: str
+    """A phase that a rank was in. On CUDA both times are the GPU's own: when it came to this work, not the host."""
+
+    phase: str
+    item: int | None  # the micro-batch worked on, where it is one
+    step: int
     start_s: float  # unix time
     end_s: float
 
 
-class Tracer:
-    """On a GPU a span is two events on the current stream, read when the run is over: nothing waits for it."""
+class Trace:
+    """Writes laps as they are read, so that a run that is killed leaves what it has done; nothing waits for it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
-        self.spans: list[Span] = []
-        self.queued: list[tuple[str, str, torch.cuda.Event, torch.cuda.Event]] = []
-        if self.on_gpu:
-            torch.cuda.synchronize(device)
-            self.zero = self.event()
-            torch.cuda.synchronize(device)
-        self.zero_s = time.time()
+    def __init__(self, path: Path, clock: PhaseClock) -> None:
+        self.path = path
+        self.zero, self.zero_s = clock.now()
 
-    @contextmanager
-    def span(self, kind: str, detail: str) -> Iterator[None]:
-        started = time.time()
-        begin = self.event() if self.on_gpu else None
-        yield
-        if begin is None:
-            self.spans.append(Span(kind, detail, started, time.time()))
-        else:
-            self.queued.append((kind, detail, begin, self.event()))
+    def write(self, lap: Lap) -> None:
+        """Append a lap that the GPU has passed."""
+        lines = [json.dumps(asdict(span)) + "\n" for span in self.spans(lap)]
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(lines)
 
-    def event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def spans(self, lap: Lap) -> list[Span]:
+        at = [self.zero_s + between(self.zero, mark) for mark in lap.marks]
+        return [
+            Span(mark.phase, mark.item, lap.step, start_s, end_s)
+            for mark, (start_s, end_s) in zip(lap.marks, pairwise(at), strict=False)
+            if mark.phase is not None
+        ]
 
-    def write(self, path: Path) -> None:
-        """One JSON line for each span; on a GPU it waits for all work that has been queued."""
-        for kind, detail, begin, end in self.queued:
-            end.synchronize()
-            start_s, end_s = (self.zero_s + self.zero.elapsed_time(event) / 1000 for event in (begin, end))
-            self.spans.append(Span(kind, detail, start_s, end_s))
-        path.write_text("".join(json.dumps(asdict(span)) + "\n" for span in self.spans), encoding="utf-8")
+
+def trace_path(run: Path, rank: int) -> Path:
+    return run / f"trace-rank{rank}.jsonl"
 
 
 def read_spans(path: Path) -> list[Span]:
-    return [Span(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    """Oldest first. A last line that its writer could not finish is left out."""
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    return [Span(**json.loads(line)) for line in whole.splitlines()]
+
+
+def read_traces(run: Path) -> dict[int, list[Span]]:
+    """By rank; none where the run had no trace."""
+    paths = {int(path.stem.removeprefix("trace-rank")): path for path in run.glob("trace-rank*.jsonl")}
+    return {rank: read_spans(path) for rank, path in sorted(paths.items())}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,26 +14,31 @@ from torch import Tensor, nn
 
 from draftline.records import FeatureBatch, PackedBatch
 from draftline.target.load import Target
+from draftline.target.packing import Packing, bounds_of, packed_attention
 from draftline.target.parts import layer_state
 
 Span = tuple[int, int]  # where a document begins in a flat array of tokens, and its length
 SHARED_FORWARD_TOKENS = 16384  # fills a large GPU; the features of so many tokens are small beside the target
 
 
-@contextmanager
-def tapped(layers: nn.ModuleList, taps: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
-    """While open, every forward leaves the raw output of each tapped layer, before any final norm, in the dict."""
-    outputs: dict[int, Tensor] = {}
+class Enough(Exception):
+    """Raised by a hook to leave a forward whose further layers nobody needs."""
 
-    def keep(layer: int) -> Any:
+
+@contextmanager
+def tapped(layers: nn.ModuleList, taps: tuple[int, ...], take: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """While open, every forward hands the raw output of each tapped layer, before any final norm, to take(layer, state)
+    as soon as the layer has run."""
+
+    def hook_of(layer: int) -> Any:
         def hook(module: nn.Module, _args: Any, output: Any) -> None:
-            outputs[layer] = layer_state(module, output)
+            take(layer, layer_state(module, output))
 
         return hook
 
-    handles = [layers[layer].register_forward_hook(keep(layer)) for layer in taps]
+    handles = [layers[layer].register_forward_hook(hook_of(layer)) for layer in taps]
     try:
-        yield outputs
+        yield
     finally:
         for handle in handles:
             handle.remove()
@@ -46,12 +52,38 @@ class FlatFeatures:
     final: Tensor | None
 
 
+@dataclass(frozen=True)
+class Forward:
+    """One run of the decoder, and where its states [D, L, d] belong in the flat array."""
+
+    arguments: dict[str, Any]  # the decoder's: input_ids [D, L] on the device, and where documents begin if packed
+    is_packed: bool
+    tokens: int  # of documents: padding does not count
+    place: slice | Tensor  # of these tokens in the flat array
+    mine: Tensor | None  # where they are among the D * L of the forward; None: they are all of them
+
+    def run(self, decoder: nn.Module) -> Tensor | None:
+        """The decoder's last state [D, L, d]; None where a hook had enough before."""
+        with suppress(Enough), packed_attention(decoder) if self.is_packed else nullcontext():
+            state: Tensor = decoder(use_cache=False, **self.arguments).last_hidden_state
+            return state
+        return None
+
+    def write(self, states: Tensor, kept: Tensor) -> None:
+        """Copy the documents' states into kept [T, d], which may be columns of a wider tensor, or lie elsewhere."""
+        rows = states.flatten(0, 1)
+        if self.mine is not None:
+            rows = rows[self.mine.to(rows.device)]
+        kept[self.place] = rows.to(kept.device)
+
+
 class FeatureCapture:
     """Callable: PackedBatch -> FeatureBatch on the target's device.
 
-    Documents must not see each other in any kind of target (attention of every sort, recurrent states), so each goes
-    through the target as a row of its own, padded on the right, where padding can reach nothing before it. Documents
-    of like length share a forward of at most `tokens_per_forward` tokens.
+    Documents must not see each other in any kind of target (attention of every sort, recurrent states). Where the
+    target was proven to keep them apart (packing.py), they are laid end to end in rows of at most `tokens_per_forward`
+    tokens. Otherwise each is a row of its own, padded on the right, where padding can reach nothing before it, and
+    documents of like length share a forward of at most so many tokens.
 
     On a CPU each document has a forward of its own unless told otherwise: its features are then the same bits whatever
     else is captured with it, so live, kept and prepared features train the same drafter. Sharing gains nothing there
@@ -59,12 +91,18 @@ class FeatureCapture:
     """
 
     def __init__(
-        self, target: Target, taps: tuple[int, ...], want_final: bool, tokens_per_forward: int | None = None
+        self,
+        target: Target,
+        taps: tuple[int, ...],
+        want_final: bool,
+        tokens_per_forward: int | None = None,
+        packing: Packing | None = None,
     ) -> None:
         self.target = target
         self.taps = taps
         self.want_final = want_final
         self.tokens_per_forward = tokens_per_forward or (1 if target.device.type == "cpu" else SHARED_FORWARD_TOKENS)
+        self.packing = packing or target.packing
 
     def __call__(self, packed: PackedBatch) -> FeatureBatch:
         rows, length = packed.ids.shape
@@ -80,25 +118,59 @@ class FeatureCapture:
 
         `advance` is told the tokens of each forward as it is queued.
         """
-        hidden, device, dtype = self.target.parts.hidden_size, self.target.device, self.target.dtype
-        taps = torch.zeros(len(ids), len(self.taps) * hidden, device=device, dtype=dtype)
-        final = torch.zeros(len(ids), hidden, device=device, dtype=dtype) if self.want_final else None
-        for group in self.groups(spans):
-            place, padded = self.pad(ids, group)
-            with tapped(self.target.parts.layers, self.taps) as outputs:
-                last = self.target.parts.decoder(input_ids=padded, use_cache=False).last_hidden_state
-            mine = torch.from_numpy(np.flatnonzero(place >= 0)).to(device)
-            there = torch.from_numpy(place[place >= 0]).to(device)
-            taps[there] = torch.cat([rows_at(outputs[layer], mine) for layer in self.taps], dim=-1)
-            if final is not None:
-                final[there] = rows_at(last, mine)
-            advance(len(mine))
-        return FlatFeatures(taps, final)
+        parts, device, dtype = self.target.parts, self.target.device, self.target.dtype
+        taps = torch.zeros(len(ids), len(self.taps), parts.hidden_size, device=device, dtype=dtype)
+        final = torch.zeros(len(ids), parts.hidden_size, device=device, dtype=dtype) if self.want_final else None
+        for forward in list(self.forwards(ids, spans)):  # all on the device before the first runs: copies would wait
+            with tapped(parts.layers, self.taps, partial(self.keep, forward, taps)):
+                last = forward.run(parts.decoder)
+            if final is not None and last is not None:
+                forward.write(last, final)
+            advance(forward.tokens)
+        return FlatFeatures(taps.flatten(1), final)
+
+    def keep(self, forward: Forward, taps: Tensor, layer: int, states: Tensor) -> None:
+        """One tap of a forward into its place in taps [T, K, d]. Layers above the last serve the final state alone."""
+        forward.write(states, taps[:, self.taps.index(layer)])
+        if layer == max(self.taps) and not self.want_final:
+            raise Enough
+
+    def forwards(self, ids: np.ndarray, spans: Sequence[Span]) -> Iterator[Forward]:
+        """Rows of documents end to end first, then those that only padding does right."""
+        packed = sorted(span for span in spans if span[1] <= self.packing.longest_tokens)
+        for row in self.filled(packed):
+            yield self.end_to_end(ids, row)
+        padded = sorted((span for span in spans if span[1] > self.packing.longest_tokens), key=lambda span: -span[1])
+        for group in self.groups(padded):
+            place, ids_padded = self.pad(ids, group)
+            mine, there = (torch.from_numpy(at).to(self.target.device) for at in placed(place))
+            yield Forward({"input_ids": ids_padded}, False, len(mine), there, mine)
+
+    def filled(self, spans: Sequence[Span]) -> list[list[Span]]:
+        """In their order, as many in a row as `tokens_per_forward` holds, and at least one."""
+        rows: list[list[Span]] = []
+        room = 0
+        for span in spans:
+            if span[1] > room:
+                rows.append([])
+                room = max(self.tokens_per_forward, span[1])
+            rows[-1].append(span)
+            room -= span[1]
+        return rows
+
+    def end_to_end(self, ids: np.ndarray, row: Sequence[Span]) -> Forward:
+        lengths, device = [length for _, length in row], self.target.device
+        begin, tokens = row[0][0], sum(lengths)
+        place = np.concatenate([np.arange(start, start + length) for start, length in row])
+        together = torch.from_numpy(ids[place].astype(np.int64))[None].to(device)
+        is_run = place[-1] == begin + tokens - 1
+        where = slice(begin, begin + tokens) if is_run else torch.from_numpy(place).to(device)
+        return Forward({"input_ids": together} | bounds_of(lengths, device), True, tokens, where, None)
 
     def groups(self, spans: Sequence[Span]) -> list[list[Span]]:
-        """Like lengths together, longest first."""
+        """Like lengths together; longest first, as they are given."""
         groups: list[list[Span]] = []
-        for span in sorted(spans, key=lambda span: -span[1]):
+        for span in spans:
             if groups and (len(groups[-1]) + 1) * groups[-1][0][1] <= self.tokens_per_forward:
                 groups[-1].append(span)
             else:
@@ -115,9 +187,10 @@ class FeatureCapture:
         return place.reshape(-1), torch.from_numpy(padded).to(self.target.device)
 
 
-def rows_at(states: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` of states [D, L, d] laid end to end, on the index's device: a layer may lie on another."""
-    return states.flatten(0, 1)[index.to(states.device)].to(index.device)
+def placed(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(which tokens of a padded forward are documents', their places in the flat array)."""
+    mine = np.flatnonzero(place >= 0)
+    return mine, place[mine]
 
 
 def document_spans(document: np.ndarray) -> list[Span]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from transformers.utils.hub import cached_file
 
 from draftline.config import TargetSection
 from draftline.errors import InputError
-from draftline.target.fast_norms import fuse_norms
+from draftline.target.fast_parts import FastParts, fuse_parts
+from draftline.target.packing import UNTRIED, Packing, find_packing
 from draftline.target.parts import TargetParts, find_parts
 
 
@@ -41,10 +42,19 @@ class Target:
     device: torch.device
     dtype: torch.dtype
     has_layers: bool = True  # False: only embedding, final norm and head are in memory, see frame.py
+    fast: FastParts = FastParts()
+    packing: Packing = UNTRIED
 
     @property
     def template_hash(self) -> str:
         return hashlib.sha256(str(self.tokenizer.chat_template).encode()).hexdigest()[:16]
+
+    @property
+    def speed(self) -> dict[str, str]:
+        """How its forward runs on a GPU, for people."""
+        if self.device.type == "cpu" or not self.has_layers:
+            return {}
+        return {"capture": self.packing.text, "one kernel": self.fast.text}
 
     @torch.no_grad()
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -94,12 +104,21 @@ def load_target(section: TargetSection, device: torch.device, changes: Mapping[s
     model.eval().requires_grad_(False)
     if section.device_map is None:
         model.to(device)
-    if device.type == "cuda":
-        fuse_norms(model)
     parts = find_parts(model, device)
     refuse_other_dtype(section.path, parts.head.weight.dtype, dtype)
     identity = weights_identity(model_folder(section))
-    return Target(model, tokenizer, parts, section.path, identity, stop_ids(model, tokenizer), device, dtype)
+    target = Target(model, tokenizer, parts, section.path, identity, stop_ids(model, tokenizer), device, dtype)
+    return at_best_speed(target) if device.type == "cuda" else target
+
+
+def at_best_speed(target: Target) -> Target:
+    """The target with its parts fused and its documents packed, as far as either is proven equal."""
+    parts, device = target.parts, target.device
+    fast = fuse_parts(parts, device)
+    places = {parameter.device for parameter in parts.decoder.parameters()}
+    if len(places) > 1:
+        return replace(target, fast=fast, packing=Packing(0, f"its layers lie on {len(places)} devices"))
+    return replace(target, fast=fast, packing=find_packing(parts, device))
 
 
 def auto_class(path: str, common: Mapping[str, Any]) -> Any:

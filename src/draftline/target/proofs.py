@@ -16,15 +16,11 @@ from torch import Tensor
 
 from draftline.errors import InputError
 from draftline.records import FeatureBatch, Head
+from draftline.target.agreement import feature_tolerance, relative_error
 from draftline.target.capture import document_spans
 from draftline.target.derive import stated
 from draftline.target.load import Target
 from draftline.target.parts import LOGIT_TOLERANCE, Passage, watch
-
-# A batch of another shape takes other kernels: in bfloat16 a token's features differ by some per cent then, and a
-# mixture of experts may route a few tokens elsewhere. So nine tokens of ten are judged there, and all of them in
-# float32.
-JUDGED_SHARE = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,7 @@ def prove_features(
 ) -> float:
     """Features of documents as training is given them (padded, packed, stored) against each document captured alone;
     the largest relative difference of a token."""
-    limit, worst = LOGIT_TOLERANCE[target.dtype] * (1 if target.dtype == torch.float32 else 2), 0.0
+    limit, worst = feature_tolerance(target.dtype), 0.0
     for number, (batched, single, outputs) in enumerate(zip(together, alone, own, strict=True)):
         for found, expected in ((batched.taps, single.taps), (batched.final, single.final)):
             if found is None or expected is None:
@@ -252,20 +248,8 @@ def prove_embedding(target: Target, received: Tensor, embedded: Tensor) -> float
 
 
 def judged(target: Target, found: Tensor, expected: Tensor) -> float:
-    """The largest of the tokens' relative differences, or what JUDGED_SHARE of them stay below."""
-    errors = token_errors(found, expected)
-    if not bool(torch.isfinite(errors).all()):
-        return float("nan")
-    return float(errors.flatten().quantile(JUDGED_SHARE[target.dtype]))
-
-
-def token_errors(found: Tensor, expected: Tensor) -> Tensor:
-    """Difference of two vectors [..., d], each relative to the length of the expected one: [...].
-
-    Not relative to the largest value of all: a few tokens of most models have values a thousand times the usual ones.
-    """
-    length = torch.linalg.vector_norm(expected, dim=-1).clamp(min=torch.finfo(expected.dtype).tiny)
-    return torch.linalg.vector_norm(found - expected, dim=-1) / length
+    """The relative difference of nearly all tokens, or of all in float32, see agreement.py."""
+    return relative_error(target.dtype, found, expected)
 
 
 def check_values(values: Tensor, what: str) -> None:

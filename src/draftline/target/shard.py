@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from draftline.config import TargetSection
 from draftline.errors import InputError
 from draftline.target.load import Target, load_target, target_dtype
+from draftline.target.packing import Packing
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 WHOLE = {"replicated_with_grad_allreduce"}  # norms within a head: nothing to cut
@@ -37,4 +38,4 @@ def load_target_shard(section: TargetSection, device: torch.device, mesh: Device
         )
     parallelize_module(target.model, mesh, {name: style() for name, style in styles.items()})
     target.model.to(device)
-    return replace(target, device=device)
+    return replace(target, device=device, packing=Packing(0, f"a shard of {mesh.size()}"))

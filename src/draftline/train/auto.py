@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from statistics import mean
 
 import torch
 from rich.console import Console
@@ -20,20 +21,20 @@ from draftline.target.capture import FeatureCapture
 from draftline.target.frame import load_frame
 from draftline.train.folder import RunFolder
 from draftline.train.job import Setting, assemble, prepare
-from draftline.train.plan import Plan, World, candidates, predicted_rate
+from draftline.train.plan import Plan, StageTimes, World, candidates, predicted_rate
 from draftline.train.ranks import Ranks, alone
 
-WARM_UP, MEASURED = 2, 4  # micro-batches
+WARM_UP, MEASURED, MEASURED_ON_GPU = 2, 4, 8  # times that a stage's work is done, at least
+HEATING_S = 2.0  # of warm-up on a GPU: by then it has slowed down to what its power allows, as it will in training
 USABLE = 0.95  # share of a device's memory that two stages together may take
 
 
 @dataclass(frozen=True)
-class StageRates:
-    """Of one rank: what it captures and what it trains alone, and what each took of its device's memory."""
+class Measured:
+    """Of one rank: both stages' times, and what the two took of its device's memory together (0 on a CPU)."""
 
-    capture_tokens_per_s: float
-    train_tokens_per_s: float
-    memory_share: float  # of both stages together; 0 on a CPU
+    times: StageTimes
+    memory_share: float
 
 
 def choose_placement(
@@ -46,9 +47,8 @@ def choose_placement(
     kept = folder.root / "placement.json"
     chosen = ranks.gather(json.loads(kept.read_text()) if ranks.first and kept.is_file() else None)[0]
     if chosen is None:
-        found = ranks.gather(measure_stages(recipe, ranks, device))
-        mean = StageRates(*(sum(values) / len(found) for values in zip(*map(astuple, found), strict=True)))
-        best = ranks.together(lambda: best_plan(recipe, ranks.size, device, mean, notices))
+        found = mean_of(ranks.gather(measure_stages(recipe, ranks, device)))
+        best = ranks.together(lambda: best_plan(recipe, ranks.size, device, found, notices))
         chosen = {"kind": best.kind}
         if best.kind == "split":
             chosen |= {"targets": best.targets, "drafters": best.drafters}
@@ -57,29 +57,32 @@ def choose_placement(
     return recipe.placement.model_copy(update=chosen)
 
 
-def astuple(rates: StageRates) -> tuple[float, float, float]:
-    return rates.capture_tokens_per_s, rates.train_tokens_per_s, rates.memory_share
+def mean_of(found: list[Measured]) -> Measured:
+    times = [mean(values) for values in zip(*(astuple(one.times) for one in found), strict=True)]
+    return Measured(StageTimes(*times), mean(one.memory_share for one in found))
 
 
-def best_plan(recipe: Recipe, size: int, device: torch.device, rates: StageRates, notices: Notices) -> Plan:
+def best_plan(recipe: Recipe, size: int, device: torch.device, found: Measured, notices: Notices) -> Plan:
     """Show every candidate's predicted rate and return the highest."""
-    world = World(size, variables.local_world_size(), device.type)
-    plans = candidates(recipe.placement, world, recipe.micro_batches_per_step)
-    fitting = [plan for plan in plans if plan.kind == "split" or rates.memory_share <= USABLE]
+    world, micro_batches = World(size, variables.local_world_size(), device.type), recipe.micro_batches_per_step
+    plans = candidates(recipe.placement, world, micro_batches)
+    fitting = [plan for plan in plans if plan.kind == "split" or found.memory_share <= USABLE]
     if not fitting:
         raise InputError(
-            f"placement auto: no placement of {size} ranks fits {recipe.micro_batches_per_step} micro-batches a step",
+            f"placement auto: no placement of {size} ranks fits {micro_batches} micro-batches a step",
             "raise train.rows_per_step, or start fewer ranks",
         )
-    rate = {plan: predicted_rate(plan, rates.capture_tokens_per_s, rates.train_tokens_per_s) for plan in fitting}
+    rate = {plan: predicted_rate(plan, found.times, micro_batches) for plan in fitting}
     best = max(fitting, key=lambda plan: rate[plan])
     notices.section("placement")
     notices.facts(
         {
-            "one rank captures": f"{rates.capture_tokens_per_s:,.0f} tokens/s",
-            "one rank trains": f"{rates.train_tokens_per_s:,.0f} tokens/s",
+            "one rank captures": f"{found.times.capture_tokens_per_s:,.0f} tokens/s",
+            "one rank trains": f"{found.times.train_tokens_per_s(micro_batches):,.0f} tokens/s",
         }
     )
+    if len(fitting) < len(plans):
+        notices.facts({"both together": f"{found.memory_share:.0%} of a device's memory: only a split fits"})
     notices.table(
         ["placement", "tokens/s", ""],
         [[plan.text, f"{rate[plan]:,.0f}", "taken" if plan is best else ""] for plan in fitting],
@@ -87,71 +90,71 @@ def best_plan(recipe: Recipe, size: int, device: torch.device, rates: StageRates
     return best
 
 
-def measure_stages(recipe: Recipe, ranks: Ranks, device: torch.device) -> StageRates:
+def measure_stages(recipe: Recipe, ranks: Ranks, device: torch.device) -> Measured:
     """One stage after the other, so that both need not fit on a device together."""
     quiet = Notices(Console(quiet=True))
     own = replace(alone(PlacementSection(), device), heart=ranks.heart)
     setting = ranks.together(lambda: prepare(recipe, quiet, own, device))
-    captured = measure_capture(setting)
+    capture, batch = measure_capture(setting)
     borrowed = ranks.together(lambda: load_frame(recipe.target, device))
     setting = replace(setting, target=borrowed)  # the whole target is gone with its last name
-    rate, share = measure_training(setting, quiet, captured.batches)
-    return StageRates(captured.tokens_per_s, rate, captured.memory_share + share)
+    train, optimizer_s = measure_training(setting, quiet, batch)
+    times = StageTimes(capture.seconds, train.seconds, optimizer_s, batch.packed.tokens)
+    return Measured(times, capture.memory_share + train.memory_share)
 
 
 @dataclass(frozen=True)
-class Captured:
-    tokens_per_s: float
-    memory_share: float
-    batches: list[FeatureBatch]  # in host memory
+class Timed:
+    seconds: float  # of one call
+    memory_share: float  # of the device's memory, at the peak; 0 on a CPU
 
 
-def measure_capture(setting: Setting) -> Captured:
-    device, stream = setting.target.device, setting.stream
+def measure_capture(setting: Setting) -> tuple[Timed, FeatureBatch]:
+    """Micro-batches of the run one after the other, and the features of the first in host memory."""
+    stream = setting.stream
     capture = FeatureCapture(setting.target, setting.spec.target_layer_ids, setting.loss.needs_final)
-    batches: list[FeatureBatch] = []
-
-    def capture_one(index: int) -> int:
-        batch = capture(stream.batch(index % len(stream)))
-        batches.append(on(batch, torch.device("cpu")))
-        return batch.packed.tokens
-
-    rate, share = timed(capture_one, device)
-    return Captured(rate, share, batches)
+    found = timed(lambda call: capture(stream.batch(call % len(stream))), setting.target.device)
+    return found, on(capture(stream.batch(0)), torch.device("cpu"))
 
 
-def measure_training(setting: Setting, notices: Notices, batches: list[FeatureBatch]) -> tuple[float, float]:
-    """(tokens/s, share of the device's memory) of forward, backward and optimizer."""
+def measure_training(setting: Setting, notices: Notices, batch: FeatureBatch) -> tuple[Timed, float]:
+    """(forward and backward of one micro-batch again and again, seconds that an optimizer step adds to them)."""
     device = setting.target.device
-    job = assemble(
-        setting, notices, LocalChannel(setting.stream.batch, lambda packed: batches[packed.index], setting.clock)
-    )
+    batch = on(batch, device)
+    job = assemble(setting, notices, LocalChannel(setting.stream.batch, lambda _: batch, setting.clock))
 
-    def train_one(index: int) -> int:
-        batch = on(batches[index], device)
-        sums = job.step.forward_backward(batch)
-        job.optimizer.finish(sums.weight_sum)
-        return batch.packed.tokens
+    def whole_step(_: int) -> None:
+        job.optimizer.finish(job.step.forward_backward(batch).weight_sum)
 
-    return timed(train_one, device)
+    train = timed(lambda _: job.step.forward_backward(batch), device)
+    step = timed(whole_step, device)
+    return replace(train, memory_share=step.memory_share), max(step.seconds - train.seconds, 0.0)
 
 
-def timed(work: Callable[[int], int], device: torch.device) -> tuple[float, float]:
-    """(tokens/s after the warm-up, peak share of the device's memory). `work` returns the tokens it has handled."""
-    if device.type == "cuda":
+def timed(work: Callable[[int], object], device: torch.device) -> Timed:
+    """Of one of several calls after the warm-up; `work` is given the number of its call."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    for index in range(WARM_UP):
-        work(index)
-    wait_for(device)
+    for call in range(WARM_UP):
+        work(call)
+    wait_for(device)  # now everything is compiled
+    call, until = WARM_UP, time.perf_counter() + HEATING_S
+    while on_gpu and time.perf_counter() < until:
+        work(call)
+        wait_for(device)
+        call += 1
+    measured = MEASURED_ON_GPU if on_gpu else MEASURED
     started = time.perf_counter()
-    tokens = sum(work(index) for index in range(WARM_UP, WARM_UP + MEASURED))
+    for number in range(call, call + measured):
+        work(number)
     wait_for(device)
-    seconds = time.perf_counter() - started
+    seconds = (time.perf_counter() - started) / measured
     share = 0.0
-    if device.type == "cuda":
+    if on_gpu:
         share = torch.cuda.max_memory_allocated(device) / torch.cuda.get_device_properties(device).total_memory
-    return tokens / seconds, share
+    return Timed(seconds, share)
 
 
 def wait_for(device: torch.device) -> None:

@@ -8,11 +8,21 @@ from dataclasses import dataclass
 from draftline.channel.routes import FeatureOutbox
 from draftline.monitor.events import EventLog
 from draftline.monitor.phases import Lap
+from draftline.monitor.trace import Trace
 from draftline.records import FeatureBatch, PackedBatch
 from draftline.train.interruption import Interruption
 from draftline.train.job import Setting
 from draftline.train.memory import memory_told
 from draftline.train.monitoring import timed
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A micro-batch on its way: its lap, its tokens, and how many batches were in flight then."""
+
+    lap: Lap
+    tokens: int
+    in_flight: int
 
 
 @dataclass
@@ -23,7 +33,8 @@ class Feeder:
     capture: Callable[[PackedBatch], FeatureBatch]
     outbox: FeatureOutbox | None
     log: EventLog | None = None
-    before: tuple[Lap, int] | None = None
+    before: Handed | None = None
+    trace: Trace | None = None
 
     def run(self, first_step: int) -> None:
         """Capture from a step on until the end, or until the drafters want no more. Signals are for them to answer."""
@@ -35,11 +46,13 @@ class Feeder:
                 if index % targets != mine:
                     continue
                 with heart.phase("capture", f"of micro-batch {index}"), memory_told("capture", setting):
-                    with clock.phase("capture"):
+                    with clock.phase("capture", index):
                         batch = self.capture(setting.stream.batch(index))
                     if self.outbox is not None:
-                        self.outbox.flush()  # here, where a GPU that hangs has a limit
-                with clock.phase("put"):
+                        self.outbox.flush()
+                    if self.before is not None:
+                        self.before.lap.wait()  # at most one capture is queued ahead; a hung GPU has a limit here
+                with clock.phase("put", index):
                     wanted = self.hand_on(batch)
                 self.note(batch.packed.tokens)
                 if not wanted:
@@ -48,11 +61,15 @@ class Feeder:
                 self.outbox.close()
 
     def note(self, tokens: int) -> None:
-        """The micro-batch before this one, whose lap a GPU has passed by now."""
+        """The micro-batch before this one, which a GPU has passed."""
         assert self.log is not None
+        slot_bytes, slots = self.setting.layout.slot_bytes, 0 if self.outbox is None else self.outbox.slots
         if self.before is not None:
-            self.log.write(timed(self.before[0], "target", self.before[1]))
-        self.before = (self.setting.clock.lap(), tokens)
+            lap, used = self.before.lap, self.before.in_flight * slot_bytes
+            self.log.write(timed(lap, "target", self.before.tokens, used, slots * slot_bytes))
+            if self.trace is not None:
+                self.trace.write(lap)
+        self.before = Handed(self.setting.clock.lap(), tokens, 0 if self.outbox is None else self.outbox.in_flight)
 
     def hand_on(self, batch: FeatureBatch) -> bool:
         """Whether more is wanted; the shards of a replica decide together."""

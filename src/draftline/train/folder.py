@@ -34,9 +34,6 @@ class RunFolder:
     def events_of(self, rank: int) -> Path:
         return self.events if rank == 0 else self.root / f"events-rank{rank}.jsonl"
 
-    def trace_of(self, rank: int) -> Path:
-        return self.root / f"trace-rank{rank}.jsonl"
-
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"

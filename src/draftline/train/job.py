@@ -288,6 +288,7 @@ def derived_facts(job: Job) -> dict[str, Any]:
     parameters = sum(p.numel() for p in job.drafter.parameters())
     return {
         "target": f"{job.target.name} ({job.target.dtype}, {job.target.device})".replace("torch.", ""),
+        **job.target.speed,
         "layers": f"{spec.num_hidden_layers} of hidden {spec.hidden_size}, FFN {spec.intermediate_size}, "
         f"{spec.num_attention_heads}/{spec.num_key_value_heads} heads of {spec.head_dim}: {parameters:,} parameters",
         "taps": f"{list(spec.target_layer_ids)} of {spec.num_target_layers} layers",

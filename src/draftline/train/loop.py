@@ -18,6 +18,7 @@ from draftline.monitor.events import EventLog, Role, Step
 from draftline.monitor.health import Watchman
 from draftline.monitor.phases import Lap, PhaseClock
 from draftline.monitor.progress import Progress
+from draftline.monitor.trace import Trace
 from draftline.records import StepReport
 from draftline.train.checkpoint import Checkpoint
 from draftline.train.folder import RunFolder
@@ -64,6 +65,7 @@ class Loop:
     clock: float = 0.0  # when the last report was made
     saved_step: int | None = None  # of the newest checkpoint, which is never written again
     stopping: bool = False  # some rank was asked to end
+    trace: Trace | None = None
     interruption: Interruption = field(default_factory=Interruption)
 
     def __post_init__(self) -> None:
@@ -149,7 +151,7 @@ class Loop:
         following = self.job.own_micro_batches(step)
         if following:
             ahead = self.job.ranks.heart.phase("features", f"of micro-batch {following[0]}, ahead")
-            with ahead, self.getting(), memory_told("capture", self.job.setting):
+            with ahead, self.getting(following[0]), memory_told("capture", self.job.setting):
                 self.job.features.prefetch(following[0])
 
     def settle(self, launched: Launched | None) -> None:
@@ -165,6 +167,8 @@ class Loop:
         self.stopping = self.stopping or bool(numbers[STOP])
         self.alarms.look_at_kernels(f"by step {launched.step}")
         self.log.write(timed(launched.lap, self.role, launched.tokens))
+        if self.trace is not None:
+            self.trace.write(launched.lap)
         if not self.watch.settled(report, int(numbers[DOCUMENTS])):
             return
         self.tokens += report.tokens
@@ -195,9 +199,9 @@ class Loop:
     def role(self) -> Role:
         return "colocated" if self.job.capture is not None else "drafter"
 
-    def getting(self) -> AbstractContextManager[None]:
+    def getting(self, index: int) -> AbstractContextManager[None]:
         """The phase of a batch that comes from another rank; one captured here tells its own."""
-        return nullcontext() if self.job.capture is not None else self.phases.phase("get")
+        return nullcontext() if self.job.capture is not None else self.phases.phase("get", index)
 
     def own_sums(self) -> OwnSums:
         """This rank's micro-batches of the step: their sums, and their gradients in the drafter."""
@@ -206,7 +210,7 @@ class Loop:
         own = job.own_micro_batches(self.step)
         for index in own:
             features = heart.phase("features", f"of micro-batch {index}")
-            with features, self.getting(), memory_told("capture", job.setting):
+            with features, self.getting(index), memory_told("capture", job.setting):
                 batch = job.features.get(index)
             busy = heart.phase("forward and backward", f"of micro-batch {index}")
             steady = self.alarms.guard.steady(partial(shapes_of, batch))

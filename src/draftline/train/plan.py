@@ -138,9 +138,35 @@ def candidates(placement: PlacementSection, world: World, micro_batches_per_step
     return [plan for plan in plans if plan.drafters <= micro_batches_per_step]
 
 
-def predicted_rate(plan: Plan, capture_tokens_per_s: float, train_tokens_per_s: float) -> float:
-    """Tokens/s of a plan from what one rank captures and trains: split runs as its slower stage, colocated one after
-    the other."""
-    if plan.kind == "split":
-        return min(plan.targets * capture_tokens_per_s, plan.drafters * train_tokens_per_s)
-    return plan.drafters / (1 / capture_tokens_per_s + 1 / train_tokens_per_s)
+@dataclass(frozen=True)
+class StageTimes:
+    """What one rank takes for each stage alone: seconds of one micro-batch, and of one optimizer step."""
+
+    capture_s: float
+    train_s: float  # forward and backward
+    optimizer_s: float
+    tokens: float  # of a micro-batch
+
+    @property
+    def capture_tokens_per_s(self) -> float:
+        return self.tokens / self.capture_s
+
+    def train_tokens_per_s(self, micro_batches: int) -> float:
+        """With one optimizer step every `micro_batches`."""
+        return micro_batches * self.tokens / (micro_batches * self.train_s + self.optimizer_s)
+
+
+def predicted_step_s(plan: Plan, times: StageTimes, micro_batches: int) -> float:
+    """Seconds of a step of `micro_batches`. All drafters wait for the one that has most of them, ceil(m / D); targets
+    work ahead over the end of a step, so that a replica's share m / T need not be whole, and R ranks of a replica
+    divide its work at best. What drafters take to sum their gradients is in neither stage alone, and not in this."""
+    own = -(-micro_batches // plan.drafters)
+    if plan.kind == "colocated":
+        return own * (times.capture_s + times.train_s) + times.optimizer_s
+    capture_s = micro_batches * times.capture_s / (plan.targets * plan.tensor_parallel)
+    return max(capture_s, own * times.train_s + times.optimizer_s)
+
+
+def predicted_rate(plan: Plan, times: StageTimes, micro_batches: int) -> float:
+    """Tokens/s of a plan: a split runs as its slower stage, colocated ranks do one after the other."""
+    return micro_batches * times.tokens / predicted_step_s(plan, times, micro_batches)

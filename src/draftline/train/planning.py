@@ -16,7 +16,7 @@ from draftline.train.prediction import (
     memory_bytes,
     memory_text,
     read_target_shape,
-    stage_rates,
+    stage_times,
 )
 
 
@@ -39,23 +39,23 @@ def show_plan(recipe: Recipe, notices: Notices) -> None:
     if counted is None:
         notices.say(f"  memory and rates: unknown until {recipe.target.path} has been downloaded")
         return
-    capture, train = stage_rates(counted, world.device)
+    times, micro_batches = stage_times(counted, recipe, world.device), recipe.micro_batches_per_step
     notices.facts(
         {
             "assumed": f"{SUSTAINED_TFLOPS[world.device]:g} TFLOP/s a rank; counted FLOP: "
             f"{counted.target_flop_per_token / 1e9:.3g} G a token captured, "
             f"{counted.drafter_flop_per_token / 1e9:.3g} G trained" + fp8_text(counted),
-            "one rank captures": f"{capture:,.0f} tokens/s",
-            "one rank trains": f"{train:,.0f} tokens/s",
-            "all ranks": f"{predicted_rate(plan, capture, train):,.0f} tokens/s",
+            "one rank captures": f"{times.capture_tokens_per_s:,.0f} tokens/s",
+            "one rank trains": f"{times.train_tokens_per_s(micro_batches):,.0f} tokens/s",
+            "all ranks": f"{predicted_rate(plan, times, micro_batches):,.0f} tokens/s",
         }
     )
     if recipe.placement.kind == "auto":
-        plans = candidates(recipe.placement, world, recipe.micro_batches_per_step)
+        plans = candidates(recipe.placement, world, micro_batches)
         notices.say("  auto measures both stages first, then takes the best of:")
         notices.table(
             ["placement", "predicted tokens/s"],
-            [[other.text, f"{predicted_rate(other, capture, train):,.0f}"] for other in plans],
+            [[other.text, f"{predicted_rate(other, times, micro_batches):,.0f}"] for other in plans],
         )
 
 

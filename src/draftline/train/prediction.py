@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from draftline.config import Recipe
-from draftline.drafter.cost import fp8_flop, step_cost
+from draftline.drafter.cost import RowWork, fp8_flop, step_cost
 from draftline.drafter.products import refuse_fp8_sizes
 from draftline.errors import InputError
 from draftline.records import DrafterSpec
-from draftline.train.plan import Plan, Role
+from draftline.train.plan import Plan, Role, StageTimes
 from draftline.train.step_memory import Sizes, footprint, weights_bytes
 
 SUSTAINED_TFLOPS = {"cuda": 400.0, "cpu": 0.05}  # assumed for a prediction; what a device really does is measured
@@ -74,6 +74,8 @@ def count(recipe: Recipe, shape: TargetShape, device: str) -> Counted:
     """FLOP of a row by drafter/cost.py, its slots seeing half of it on average; the target 2 P a token."""
     drafter, item = drafter_of(recipe, shape), 4 if recipe.target.dtype == "float32" or device == "cpu" else 2
     length, anchors, compares = recipe.data.sequence_length, recipe.train.anchors, recipe.loss.kind != "ce"
+    slots = anchors * (drafter.block_size - 1)
+    work = RowWork(length, anchors, length / 2, slots, min(length, slots) if compares else 0)
     fp8 = 0.0
     if recipe.train.products == "fp8":
         refuse_fp8_sizes(drafter)
@@ -85,7 +87,7 @@ def count(recipe: Recipe, shape: TargetShape, device: str) -> Counted:
         ),
         (1 if shape.tied else 2) * shape.vocabulary * shape.hidden * item,
         shape.stored_bytes * item // shape.stored_item_bytes,
-        step_cost(drafter, length, anchors, length / 2, compares).total / length,
+        step_cost(drafter, work).total / length,
         fp8 / length,
         2 * shape.stored_bytes / shape.stored_item_bytes,
     )  # fmt: skip
@@ -125,11 +127,12 @@ def memory_bytes(role: Role, plan: Plan, counted: Counted) -> dict[str, float]:
     return parts
 
 
-def stage_rates(counted: Counted, device: str) -> tuple[float, float]:
-    """(tokens/s one rank captures, tokens/s one rank trains) at SUSTAINED_TFLOPS, FP8 products at twice that."""
+def stage_times(counted: Counted, recipe: Recipe, device: str) -> StageTimes:
+    """Of one rank at SUSTAINED_TFLOPS, FP8 products at twice that; the optimizer's hundredth of a step is left out."""
+    tokens = recipe.train.rows_per_micro_batch * recipe.data.sequence_length
     flops = SUSTAINED_TFLOPS[device] * 1e12
     train_flop = counted.drafter_flop_per_token - counted.drafter_fp8_flop_per_token / 2
-    return flops / counted.target_flop_per_token, flops / train_flop
+    return StageTimes(tokens * counted.target_flop_per_token / flops, tokens * train_flop / flops, 0.0, tokens)
 
 
 def memory_text(parts: dict[str, float]) -> str:

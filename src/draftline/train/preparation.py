@@ -93,6 +93,7 @@ def prepare(recipe: Recipe, folder: Path, shard_bytes: int) -> Index:
     del frame
     if work.missing:
         target = load_target(recipe.target, device)
+        notices.facts(target.speed)
         capture = FeatureCapture(target, wanted.taps, wanted.final)
         notices.section("preflight")
         gates = Gates(notices)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from draftline.config import Products
-from draftline.drafter.anchors import sample_blocks
 from draftline.drafter.cost import fp8_bytes, fp8_flop, step_bytes, step_cost
 from draftline.drafter.step import DrafterStep
 from draftline.environment.kernel_times import kernel_seconds
@@ -83,16 +82,12 @@ def measure_rates(device: torch.device, products: Products) -> Rates:
 
 def work_of(step: DrafterStep, packed: PackedBatch, item: int) -> Work:
     """item: bytes of a value of the compute dtype."""
-    spec, (rows, length) = step.drafter.spec, packed.ids.shape
-    blocks = sample_blocks(packed, step.anchors, step.seed)
-    seen = float((blocks.anchor - blocks.start)[blocks.keep].double().mean()) if blocks.keep.any() else 0.0
-    compares, layers = step.loss.needs_final, spec.num_hidden_layers
-    flop = rows * step_cost(spec, length, step.anchors, seen, compares).total
-    moved = rows * step_bytes(spec, length, step.anchors, compares, item)
+    spec, rows, work = step.drafter.spec, len(packed.ids), step.work(packed)
+    flop, moved = rows * step_cost(spec, work).total, rows * step_bytes(spec, work, item)
     if step.products == "plain":
-        return Work(flop, moved, layers)
-    moved += rows * fp8_bytes(spec, length, step.anchors)
-    return Work(flop, moved, layers, rows * fp8_flop(spec, length, step.anchors))
+        return Work(flop, moved, spec.num_hidden_layers)
+    moved += rows * fp8_bytes(spec, work.tokens, work.anchors)
+    return Work(flop, moved, spec.num_hidden_layers, rows * fp8_flop(spec, work.tokens, work.anchors))
 
 
 def measure(step: DrafterStep, packed: PackedBatch, dtype: torch.dtype, rates: Rates) -> Roofline:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +28,10 @@ from draftline.evaluate.subject import target_gates
 from draftline.export.folder import record_tau
 from draftline.export.speculators import speculators_config
 from draftline.monitor.events import Derived, Evaluation, EventLog, Preflight, RunEnded
-from draftline.monitor.heartbeat import untraced
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.monitor.sinks import require
-from draftline.monitor.trace import Tracer
+from draftline.monitor.trace import Trace, trace_path
 from draftline.records import EvalReport
 from draftline.target.capture import FeatureCapture
 from draftline.target.load import load_target
@@ -170,8 +167,8 @@ def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, noti
         log, _ = monitoring.enter(notices)
         feeder.log = log
         log.write(monitoring.started(first_step or None))
-        with traced(setting, folder):
-            feeder.run(first_step)
+        feeder.trace = trace_of(setting, folder)
+        feeder.run(first_step)
         log.write(RunEnded("completed"))
     ranks.leave()
 
@@ -197,8 +194,8 @@ def train_drafter(
         if passed is not None:
             log.write(passed)
         try:
-            with traced(setting, folder):
-                summary = finish(loop, notices)
+            loop.trace = trace_of(setting, folder)
+            summary = finish(loop, notices)
         except Interrupted as interruption:
             log.write(RunEnded("interrupted", interruption.what))
             raise
@@ -215,22 +212,15 @@ def train_drafter(
 def prove_target(setting: Setting, notices: Notices) -> None:
     """The target's gates on a capturing rank; the drafters, which hold no layers, have none to prove."""
     capture = FeatureCapture(setting.target, setting.spec.target_layer_ids, setting.loss.needs_final)
+    notices.facts(setting.target.speed)
     Gates(notices).all(target_gates(subject_of(setting.recipe, capture, setting.loss, setting.stream)))
 
 
-@contextmanager
-def traced(setting: Setting, folder: RunFolder) -> Iterator[None]:
-    """With train.trace, what this rank does inside is written down with its times."""
+def trace_of(setting: Setting, folder: RunFolder) -> Trace | None:
+    """With train.trace, where this rank writes down what it does and when."""
     if not setting.recipe.train.trace:
-        yield
-        return
-    heart, tracer = setting.ranks.heart, Tracer(setting.target.device)
-    heart.trace = tracer.span
-    try:
-        yield
-    finally:
-        heart.trace = untraced
-        tracer.write(folder.trace_of(setting.ranks.role.rank))
+        return None
+    return Trace(trace_path(folder.root, setting.ranks.role.rank), setting.clock)
 
 
 def ready(setting: Setting, notices: Notices, source: FeatureSource, folder: RunFolder) -> Job:
