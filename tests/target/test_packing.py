@@ -135,9 +135,10 @@ def test_rows_are_filled_and_long_documents_have_padded_ones(tmp_path: Path) -> 
     target = family("llama", tmp_path)
     lengths = [30, 20, 1, 60, 40, 9, 55]
     assert rows_of(target, Packing(UNLIMITED_TOKENS), lengths) == [
-        (True, 50), (True, 1), (True, 60), (True, 49), (True, 55),
+        (True, 50), (False, 1), (False, 60), (True, 49), (False, 55),
     ]  # fmt: skip
     assert rows_of(target, Packing(40), lengths) == [(True, 50), (True, 50), (False, 60), (False, 55)]
+    assert rows_of(target, Packing(40), [25, 25, 20, 25]) == [(False, 50), (True, 45)]  # alike: nothing to pad
     assert all(not is_packed for is_packed, _ in rows_of(target, Packing(0, "no"), lengths))
 
 

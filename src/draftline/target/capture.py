@@ -19,6 +19,9 @@ from draftline.target.parts import layer_state
 
 Span = tuple[int, int]  # where a document begins in a flat array of tokens, and its length
 SHARED_FORWARD_TOKENS = 16384  # fills a large GPU; the features of so many tokens are small beside the target
+ALIKE = (
+    0.03  # padding that costs less than attention over rows of documents does: one of 4,096 tokens takes 105 and 111 ms
+)
 
 
 class Enough(Exception):
@@ -82,8 +85,8 @@ class FeatureCapture:
 
     Documents must not see each other in any kind of target (attention of every sort, recurrent states). Where the
     target was proven to keep them apart (packing.py), they are laid end to end in rows of at most `tokens_per_forward`
-    tokens. Otherwise each is a row of its own, padded on the right, where padding can reach nothing before it, and
-    documents of like length share a forward of at most so many tokens.
+    tokens. Otherwise, and where hardly any padding comes of it, each is a row of its own, padded on the right, where
+    padding can reach nothing before it, and documents of like length share a forward of at most so many tokens.
 
     On a CPU each document has a forward of its own unless told otherwise: its features are then the same bits whatever
     else is captured with it, so live, kept and prepared features train the same drafter. Sharing gains nothing there
@@ -137,14 +140,17 @@ class FeatureCapture:
 
     def forwards(self, ids: np.ndarray, spans: Sequence[Span]) -> Iterator[Forward]:
         """Rows of documents end to end first, then those that only padding does right."""
-        packed = sorted(span for span in spans if span[1] <= self.packing.longest_tokens)
-        for row in self.filled(packed):
-            yield self.end_to_end(ids, row)
-        padded = sorted((span for span in spans if span[1] > self.packing.longest_tokens), key=lambda span: -span[1])
-        for group in self.groups(padded):
-            place, ids_padded = self.pad(ids, group)
-            mine, there = (torch.from_numpy(at).to(self.target.device) for at in placed(place))
-            yield Forward({"input_ids": ids_padded}, False, len(mine), there, mine)
+        rows = self.filled(sorted(span for span in spans if span[1] <= self.packing.longest_tokens))
+        for row in rows:
+            yield self.end_to_end(ids, row) if padding_share(row) > ALIKE else self.padded(ids, row)
+        longer = sorted((span for span in spans if span[1] > self.packing.longest_tokens), key=lambda span: -span[1])
+        for group in self.groups(longer):
+            yield self.padded(ids, group)
+
+    def padded(self, ids: np.ndarray, group: Sequence[Span]) -> Forward:
+        place, ids_padded = self.pad(ids, group)
+        mine, there = (torch.from_numpy(at).to(self.target.device) for at in placed(place))
+        return Forward({"input_ids": ids_padded}, False, len(mine), there, mine)
 
     def filled(self, spans: Sequence[Span]) -> list[list[Span]]:
         """In their order, as many in a row as `tokens_per_forward` holds, and at least one."""
@@ -177,14 +183,19 @@ class FeatureCapture:
                 groups.append([span])
         return groups
 
-    def pad(self, ids: np.ndarray, group: list[Span]) -> tuple[np.ndarray, Tensor]:
+    def pad(self, ids: np.ndarray, group: Sequence[Span]) -> tuple[np.ndarray, Tensor]:
         """(place of every padded token in `ids`, -1 on padding [D * longest]; token ids [D, longest] on the device)."""
-        longest = group[0][1]
+        longest = max(length for _, length in group)
         place = np.full((len(group), longest), -1, dtype=np.int64)
         for row, (start, count) in enumerate(group):
             place[row, :count] = np.arange(start, start + count)
         padded = np.where(place >= 0, ids[np.maximum(place, 0)], ids[group[0][0]]).astype(np.int64)
         return place.reshape(-1), torch.from_numpy(padded).to(self.target.device)
+
+
+def padding_share(group: Sequence[Span]) -> float:
+    """Of the tokens of documents padded to the longest."""
+    return 1 - sum(length for _, length in group) / (len(group) * max(length for _, length in group))
 
 
 def placed(place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
