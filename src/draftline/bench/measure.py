@@ -17,11 +17,11 @@ from draftline.environment.kernel_times import kernel_seconds
 WARM_STEPS, TIMED_STEPS, PROFILED_STEPS = 3, 20, 3
 HEATING_S = 1.5  # of products before the sustained ceiling is taken: a GPU at its power limit has slowed down by then
 
-CLASSES = {  # first match of a kernel's name
-    "matrix products": r"nvjet|gemm|cutlass|cublas|splitKreduce|wgmma",
+CLASSES = {  # first match of a kernel's name; attention's hold the word cutlass too
     "attention forward": r"^forward_kernel|flash_fwd|fmha.*fwd|fprop",
     "attention backward": r"^(query|context|own)_kernel|flash_bwd|fmha.*bwd|bprop",
-    "loss": r"^(statistics|gradient|variation|dpace)_kernel",
+    "matrix products": r"nvjet|gemm|cutlass|cublas|splitKreduce|wgmma",
+    "loss": r"^(loss|statistics|dpace|spread)_kernel",
     "norms and RoPE": r"^(head_)?norm_|^rope_",
     "FP8 rounding": r"^(quantise|transpose)_kernel",
     "SwiGLU": r"^(swiglu|gated)_",

@@ -21,7 +21,7 @@ from draftline.kernels.launch import launch
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-TILE = {"U": 2, "BLOCK": 4096, "STAGES": 3, "num_warps": 16}  # a pass goes by tiles [U, BLOCK] of the vocabulary
+TILE = {"U": 2, "BLOCK": 2048, "STAGES": 3, "num_warps": 8}  # a pass goes by tiles [U, BLOCK] of the vocabulary
 
 
 @triton.jit
@@ -78,7 +78,8 @@ def survey(
             best = tl.where(top > peak, begin, best)
             higher = tl.maximum(peak, top)
             over = base2(higher, scale, cap, CAPPED)
-            total *= tl.exp2(base2(peak, scale, cap, CAPPED) - over)
+            # 1 where the peak stays: by a fused multiply-add -1e30 less itself is 6e22, in lanes past a small width
+            total *= tl.where(top > peak, tl.exp2(base2(peak, scale, cap, CAPPED) - over), 1.0)
             total += tl.sum(tl.exp2(y - over[None, :]), 0)
             peak = higher
             if CROSSED:
