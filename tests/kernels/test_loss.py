@@ -12,7 +12,7 @@ from test_fused import random_batch, spec_of
 from torch import Tensor
 
 from draftline.drafter import head_rows as head_rows_module
-from draftline.drafter.anchors import dpace_weights, sample_blocks, slot_targets
+from draftline.drafter.anchors import dpace_weights, sample_blocks
 from draftline.drafter.fused_loss import HeadGradient, head_loss_and_gradient
 from draftline.drafter.head_rows import head_rows
 from draftline.drafter.losses import LossKind, head_loss
@@ -180,12 +180,3 @@ def test_a_batch_with_nothing_supervised(name: str) -> None:
     found = fused(torch.randn(3 * ANCHORS, SIZE, 32), Head(torch.randn(300, 32)), batch, kind)
     assert float(found.loss_sum) == float(found.weight_sum) == 0
     assert not found.hidden.any() and not found.outcome.correct.any()
-
-
-def test_the_host_knows_what_the_device_would_find() -> None:
-    for seed in range(10):
-        _, placed = placed_on(packing(seed), DEVICE)
-        there = slot_targets(placed.ids, placed.mask, placed.document, placed.blocks, SIZE)
-        for name in ("position", "label", "supervised"):
-            values = [vars(slots)[name].cpu() for slots in (there, placed.slots, placed.host_slots)]
-            assert torch.equal(values[0], values[1]) and torch.equal(values[0], values[2])

@@ -35,11 +35,13 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def copy_together(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """Whole numbers and truth values as int64 on `device`, in one copy that does not wait for it. Each begins at a
     multiple of 16 bytes: Triton compiles a kernel anew for a pointer of another alignment."""
-    flat = np.zeros(sum(part.size + part.size % 2 for part in parts), dtype=np.int64)
     edges = np.cumsum([0, *(part.size + part.size % 2 for part in parts)])
+    flat = torch.empty(int(edges[-1]), dtype=torch.int64, pin_memory=device.type == "cuda")
+    host = flat.numpy()
+    host[:] = 0
     for part, begin in zip(parts, edges, strict=False):
-        flat[begin : begin + part.size] = part.ravel()
-    there = to_device(torch.from_numpy(flat), device)
+        host[begin : begin + part.size] = part.ravel()
+    there = flat.to(device, non_blocking=True)
     return [there[begin : begin + part.size].view(part.shape) for part, begin in zip(parts, edges, strict=False)]
 
 
@@ -85,16 +87,21 @@ class SlotTargets:
 def slot_targets(ids: Tensor, loss_mask: Tensor, document: Tensor, blocks: Blocks, block_size: int) -> SlotTargets:
     """Labels and the 0/1 part of the weights: slot k predicts x_{a+k}, the token at its own position (SPEC 5).
 
-    ids int64 [R, S], loss_mask bool [R, S], document int64 [R, S].
+    ids int64 [R, S], loss_mask bool [R, S], document int64 [R, S], all on the host. In numpy, for torch hands arrays of
+    this size to a thread for every core of the host, who wait for each other (docs/LOG.md).
     """
-    rows, length = ids.shape
-    wanted = blocks.anchor[..., None] + torch.arange(1, block_size, device=ids.device)  # [R, N, K]
-    position = wanted.clamp(max=length - 1)
-    flat = position.flatten(1)
-    same = document.gather(1, flat).view_as(position) == document.gather(1, blocks.anchor)[..., None]
-    masked = loss_mask.gather(1, flat).view_as(position)
-    valid = (wanted < length) & same & masked & blocks.keep[..., None]
-    return SlotTargets(position, ids.gather(1, flat).view_as(position), valid.cumprod(-1).bool())
+    tokens, mask, documents, anchor = (part.numpy() for part in (ids, loss_mask, document, blocks.anchor))
+    rows, length = tokens.shape
+    wanted = anchor[..., None] + np.arange(1, block_size)  # [R, N, K]
+    position = np.minimum(wanted, length - 1)
+
+    def there(values: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(values, position.reshape(rows, -1), 1).reshape(position.shape)
+
+    same = there(documents) == np.take_along_axis(documents, anchor, 1)[..., None]
+    valid = (wanted < length) & same & there(mask) & blocks.keep.numpy()[..., None]
+    supervised = np.logical_and.accumulate(valid, axis=-1)
+    return SlotTargets(*(torch.from_numpy(part) for part in (position, there(tokens), supervised)))
 
 
 def teacher_position(slots: SlotTargets, length: int) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftline.drafter.anchors import SlotTargets, copy_together, teacher_position
+from draftline.drafter.anchors import SlotTargets, copy_together
 from draftline.drafter.cost import CHUNK_LOGITS
 
 TILE_ROWS = 128  # of a matrix product: chunks of whole tiles waste none, and begin at a multiple of 16 bytes
@@ -52,7 +52,10 @@ def head_rows(slots: SlotTargets, length: int, vocabulary: int, compares: bool, 
     rows = np.flatnonzero(supervised)
     states = rows + rows // supervised.shape[1] + 1
     parts = chunk_slices(len(rows), chunk_rows(vocabulary))
-    wanted = teacher_position(slots, length).numpy().reshape(-1)[rows] if compares else rows[:0]
+    wanted = rows[:0]
+    if compares:  # as anchors.teacher_position, of the supervised slots and in numpy
+        of_row = rows // slots.position[0].numel() * length
+        wanted = of_row + np.maximum(slots.position.numpy().reshape(-1)[rows] - 1, 0)
     found = [numbered(wanted[part]) for part in parts]
     positions = np.concatenate([rows[:0], *(unique for unique, _ in found)])
     teachers = np.concatenate([rows[:0], *(number for _, number in found)])
