@@ -60,6 +60,14 @@ def test_a_good_step_gets_its_figure() -> None:
     assert judge(Roofline(0.118, 0.124, {})) == "124.0 ms a micro-batch, 95% of the predicted rate (118.0 ms)"
 
 
+def test_a_step_that_waits_for_the_host_is_told_so() -> None:
+    """As SmolLM2's on an H200: 214 ms, with 45 ms of kernels (docs/LOG.md)."""
+    with pytest.raises(
+        RunError, match="45.0 ms of that: for the rest the device waits for the host. Slowest kernels: mm"
+    ):
+        judge(Roofline(0.041, 0.214, {"mm": 0.03, "softmax": 0.015}))
+
+
 def test_a_slow_step_is_told_with_its_kernels() -> None:
     kernels = {"bmm": 0.05, "softmax": 0.11, "mm": 0.02}
     text = judge(Roofline(0.118, 0.2, kernels))

@@ -27,6 +27,7 @@ STOP_BELOW = 0.5  # of the predicted rate
 WARN_BELOW = 0.65
 MATRIX_SHARE = 0.9
 SHOWN_KERNELS = 5
+BUSY_SHARE = 0.7  # of a step that its kernels fill, or the host is to blame
 LAUNCHES, LAUNCHES_PER_LAYER = 150, 60
 FP8_LAUNCHES_PER_LAYER = 13  # ten operands rounded, three sums added
 LAUNCH_S = 50e-6  # of a kernel from Python on a slow host; 20 ms for five layers where 19 were measured
@@ -113,15 +114,23 @@ def judge(found: Roofline) -> str:
     )
     if found.share >= WARN_BELOW:
         return text
-    slowest = sorted(found.kernels.items(), key=lambda item: -item[1])[:SHOWN_KERNELS]
-    named = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in slowest)
     if found.share >= STOP_BELOW:
-        return f"{text}: slow. Slowest kernels: {named}"
+        return f"{text}: slow. {account(found)}"
     raise RunError(
-        f"the training step is degraded: {text}, and the run ends below {STOP_BELOW:.0%}. Slowest kernels: {named}",
+        f"the training step is degraded: {text}, and the run ends below {STOP_BELOW:.0%}. {account(found)}",
         "`draftline doctor` checks the kernels and this device's rates; `draftline compare` with a good run's folder "
         "names what differs. Another job on the same GPU looks like this too",
     )
+
+
+def account(found: Roofline) -> str:
+    """What a slow step spends its time on: the slowest kernels, or the host where the device hardly works."""
+    device_s = sum(found.kernels.values())
+    slowest = sorted(found.kernels.items(), key=lambda item: -item[1])[:SHOWN_KERNELS]
+    named = "Slowest kernels: " + ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in slowest)
+    if device_s >= BUSY_SHARE * found.measured_s:
+        return named
+    return f"Its kernels take {device_s * 1e3:.1f} ms of that: for the rest the device waits for the host. {named}"
 
 
 def timed(call: Callable[[], object], wait: Callable[[], object], times: int) -> float:
