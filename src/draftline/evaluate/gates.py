@@ -11,6 +11,7 @@ from draftline.errors import InputError
 from draftline.monitor.notices import Notices
 
 NAME_WIDTH = 16
+SLOW_S = 1.0  # a gate that takes longer says how long
 
 T = TypeVar("T")
 
@@ -35,13 +36,16 @@ class Gates:
 
     def through(self, gate: Gate[T]) -> T:
         """Raises the InputError of a gate that fails, with the gate's name before it."""
+        started = time.perf_counter()
         try:
             value = gate.prove()
         except InputError as error:
             self.notices.say(f"  FAIL  {gate.name}")
             raise InputError(f"gate {gate.name!r}: {error.what}", error.remedy) from error
         self.figures[gate.name] = gate.figure(value)
-        self.notices.say(f"  ok    {gate.name.ljust(NAME_WIDTH)}  {self.figures[gate.name]}")
+        seconds = time.perf_counter() - started
+        took = f" ({seconds:.1f} s)" if seconds >= SLOW_S else ""
+        self.notices.say(f"  ok    {gate.name.ljust(NAME_WIDTH)}  {self.figures[gate.name]}{took}")
         return value
 
     def all(self, gates: Iterable[Gate[Any]]) -> None:
