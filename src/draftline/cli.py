@@ -106,7 +106,9 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="pipeline: measure this alone; may be given several times.")
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=3, help="pipeline: optimizer steps of each run.")] = 10,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=3, help="pipeline: optimizer steps of each run, by itself 10.")
+    ] = None,
 ) -> None:
     """Measure this machine: time, tokens/s, share of the matrix rate measured in the same run, memory, kernels.
 
@@ -120,8 +122,10 @@ def bench(
         from draftline.bench.run import bench_pipeline
 
         kind = None if loss is None else loss.value
-        bench_pipeline(Wanted(found, kind, products.value, steps, tuple(only or ()), out), as_json)
+        bench_pipeline(Wanted(found, kind, products.value, steps or 10, tuple(only or ()), out), as_json)
         return
+    if out is not None or only or steps is not None:
+        raise InputError(f"--out, --only and --steps: bench {part.value} has no use for them", "bench pipeline has")
     from draftline.bench.run import bench
 
     bench(part.value, found, "ce" if loss is None else loss.value, products.value, as_json)

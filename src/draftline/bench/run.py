@@ -11,10 +11,13 @@ from draftline.bench.pipeline_table import pipeline_figures, show_pipeline
 from draftline.bench.shapes import Shape
 from draftline.bench.step import measure_step, step_figures
 from draftline.config import Products
+from draftline.drafter.cost import RowWork, step_cost
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.fingerprint import fingerprint
 from draftline.monitor.notices import Notices, stderr_console, stdout_console
 from draftline.target.load import choose_device
+
+CPU_CALLS = 9  # of a step, in `measure`
 
 
 def bench(part: str, shape: Shape, loss: str, products: Products, as_json: bool) -> None:
@@ -22,6 +25,8 @@ def bench(part: str, shape: Shape, loss: str, products: Products, as_json: bool)
     on a device that is warm."""
     device = choose_device("auto")
     use_compile_cache()
+    if device.type == "cpu":
+        warn_of_waiting(part, shape, ceiling(device).burst)
     if part == "step":
         timing, cost = measure_step(shape, loss, products, device)
         figures = step_figures(shape, loss, products, timing, cost, ceiling(device))
@@ -38,6 +43,18 @@ def bench(part: str, shape: Shape, loss: str, products: Products, as_json: bool)
     if isinstance(classes, dict) and classes:
         notices.section("ms by class of kernel")
         notices.facts({name: f"{ms:.2f}" for name, ms in classes.items()})
+
+
+def warn_of_waiting(part: str, shape: Shape, tflop_per_s: float) -> None:
+    """The shapes that figures are published of are a GPU's: a CPU works on them for hours."""
+    work = RowWork(shape.sequence, shape.anchors, shape.sequence / shape.documents / 2, 0, 0)
+    tflop = shape.rows * step_cost(shape.spec, work).total / 1e12
+    minutes = CPU_CALLS * tflop / tflop_per_s / 60
+    if part == "step" and minutes > 1:
+        Notices(stderr_console()).say(
+            f"  warning: {CPU_CALLS} steps of {tflop:.3g} TFLOP take this CPU {minutes:,.0f} minutes or more; "
+            "`--shape tiny`, or fewer --sequence and --anchors, take seconds"
+        )
 
 
 def bench_pipeline(wanted: Wanted, as_json: bool) -> None:
