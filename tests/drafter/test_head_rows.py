@@ -122,7 +122,7 @@ class Operations(TorchDispatchMode):
 
 
 def test_a_step_is_prepared_without_torchs_pool_of_threads() -> None:
-    """That pool has a thread for every core of the host: a SmolLM2 step on an H200 waited 170 of its 214 ms for it."""
+    """It has a thread for every core of the host, and a SmolLM2 step on an H200 waited for its host (docs/LOG.md)."""
     packed_batch = packed_row(NAMED["smollm2-135m"])
     blocks = sample_blocks(packed_batch, 512, 0)
     with Operations() as operations:
