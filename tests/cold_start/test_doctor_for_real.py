@@ -13,6 +13,7 @@ import pytest
 from draftline.environment import variables
 
 pytestmark = pytest.mark.cold
+STORAGE_WARNINGS = ("warn disk ", "warn compile cache ", "warn shared memory ")
 
 
 def doctor(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -40,11 +41,13 @@ def test_doctor_finds_this_machine_fit_and_says_so_in_json() -> None:
 
 
 def test_a_cpu_machine_that_cannot_compile_is_warned_of_and_still_fit() -> None:
-    """No compiler to be found: the same as an image without g++. draftline's CPU step needs none."""
+    """No compiler to be found: the same as an image without g++. draftline's CPU step needs none. What this machine's
+    disks and shared memory hold is not the question here, and they may be warned of as well."""
     done = doctor(CXX="no-such-compiler")
     assert done.returncode == 0, done.stderr
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert [line[:42] for line in lines if line.startswith(("warn", "fail"))] == [
+    warned = [line[:42] for line in lines if line.startswith(("warn", "fail"))]
+    assert [line for line in warned if not line.startswith(STORAGE_WARNINGS)] == [
         "warn flex_attention does not compile here:",
         "warn compiling at once 3 of 3 processes on",
     ]
