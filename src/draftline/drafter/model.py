@@ -8,6 +8,7 @@ Shapes: R rows, S context positions, Q block slots (all blocks of a row, one aft
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -112,7 +113,8 @@ class Drafter(nn.Module):
         self.hidden_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.layers = nn.ModuleList(DrafterLayer(spec) for _ in range(spec.num_hidden_layers))
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
-        inv_freq, self.rope_scale = rope_frequencies(spec)
+        with torch.device("cpu"):  # also where the parameters are made without memory (`holding`)
+            inv_freq, self.rope_scale = rope_frequencies(spec)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
 
     def init_weights(self, seed: int, std: float = 0.02) -> None:
@@ -149,6 +151,18 @@ class Drafter(nn.Module):
 
 
 Rope = tuple[Tensor, Tensor]  # cos and sin, float32 [R, L, 1, rotary dimensions]
+
+
+def holding(spec: DrafterSpec, tensors: Mapping[str, Tensor]) -> Drafter:
+    """A drafter to look at, whose parameters are these very tensors, of whatever dtype: nothing is drawn, cast or
+    copied, where `Drafter` draws initial values for seconds (a billion parameters) that a file's then replace.
+
+    Raises RuntimeError where a name or a shape is not the drafter's.
+    """
+    with torch.device("meta"):
+        drafter = Drafter(spec)
+    drafter.load_state_dict(tensors, assign=True)
+    return drafter.eval().requires_grad_(False)
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:

@@ -16,13 +16,14 @@ from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_prompts
 from draftline.data.template import Unusable
 from draftline.decode.chain import Decoded
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import Drafter, holding
 from draftline.environment import variables
 from draftline.errors import InputError
 from draftline.evaluate.decoding import DecodingTask, Measured, measure
 from draftline.evaluate.server import Requests, evaluate_server
 from draftline.evaluate.vllm_engine import Decoding, Served, evaluate_with_vllm
 from draftline.export.folder import read_drafter, read_spec
+from draftline.export.speculators import BORROWED
 from draftline.monitor.notices import Notices, stderr_console, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.records import Conversation, DrafterSpec, EvalReport
@@ -98,10 +99,9 @@ def decoding_task(request: EvalRequest, target: Target) -> DecodingTask:
 
 def load_drafter(spec: DrafterSpec, tensors: dict[str, Any]) -> Drafter:
     """A drafter in float32 from an export's tensors; embedding and head, where a format has them, are the target's."""
-    drafter = Drafter(spec)
-    borrowed = ("embed_tokens.weight", "lm_head.weight")
-    drafter.load_state_dict({name: value.float() for name, value in tensors.items() if name not in borrowed})
-    return drafter.eval().requires_grad_(False)
+    own = {name: value for name, value in tensors.items() if name not in BORROWED}
+    # a copy even of float32: what was read from a file is a view of it
+    return holding(spec, {name: value.to(torch.float32, copy=True) for name, value in own.items()})
 
 
 def check_fit(draft: Path, spec: DrafterSpec, target: Target) -> str:

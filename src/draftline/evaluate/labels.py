@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ def prove_labels(
     label, supervised = (values.flatten(0, 1).cpu() for values in (placed.slots.label, placed.slots.supervised))
     check_rule(label, supervised, slots)
     states = step.teacher(batch, placed)
-    teacher = {} if states is None else {block: logits_of(target, states[block]).cpu() for block in wanted}
+    teacher = {} if states is None else {block: logits_of(target, states[block]) for block in wanted}
     if teacher:
         check_teacher(target, teacher, [found for found in places if found[0].block in teacher], own)
     if not places:
@@ -101,19 +101,28 @@ def check_rule(label: Tensor, supervised: Tensor, slots: Sequence[Slot]) -> None
 Place = tuple[Slot, int, int]  # the slot, the number of its document, and where in that the label stands
 
 
-def locator(batch: FeatureBatch, documents: Sequence[Document]) -> Any:
-    """slot -> its Place, None where its document is not among `documents`."""
+def locator(batch: FeatureBatch, documents: Sequence[Document]) -> Callable[[Slot], Place | None]:
+    """slot -> its Place; None where its document is not among `documents`, or is cut there before the slot.
+
+    A document of the batch is known by its first tokens, as many as `documents` holds of it: a causal target says the
+    same of them whatever follows.
+    """
     packed = batch.packed
-    first: dict[tuple[int, ...], int] = {}
-    for number, document in enumerate(documents):
-        first.setdefault(tuple(document.ids), number)
+
+    @cache
+    def number_of(row: int, start: int) -> int | None:
+        """Of the longest that begins here."""
+        known = None
+        for number, document in sorted(enumerate(documents), key=lambda pair: len(pair[1].ids)):
+            here = slice(start, start + len(document.ids))
+            within = len(set(packed.document[row, here].tolist())) == 1
+            known = number if within and packed.ids[row, here].tolist() == document.ids else known
+        return known
 
     def locate(slot: Slot) -> Place | None:
         inside = int(packed.position[slot.row, slot.position])
-        start = slot.position - inside
-        same = np.flatnonzero(packed.document[slot.row] == packed.document[slot.row, slot.position])
-        number = first.get(tuple(packed.ids[slot.row, start : int(same[-1]) + 1].tolist()))
-        return None if number is None else (slot, number, inside)
+        number = number_of(slot.row, slot.position - inside)
+        return None if number is None or inside > len(documents[number].ids) else (slot, number, inside)
 
     return locate
 
@@ -127,7 +136,7 @@ def check_teacher(
 
     def at(shift: int) -> Tensor:
         rows = [(own[n].logits, min(inside - 1 + shift, len(own[n].logits) - 1)) for _, n, inside in places]
-        return torch.stack([logits[index] for logits, index in rows]).cpu()
+        return torch.stack([logits[index] for logits, index in rows])
 
     error = judged(target, found, at(0))
     if not error <= limit:

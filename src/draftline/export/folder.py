@@ -19,6 +19,7 @@ from draftline.errors import InputError, RunError
 from draftline.export.card import model_card
 from draftline.export.geometry import as_exported
 from draftline.export.jsonfile import as_text, read_json, replace_text, sync, write_json
+from draftline.export.layout import same_bits
 from draftline.export.provenance import (
     PROVENANCE_NAME,
     Provenance,
@@ -76,8 +77,9 @@ def read_spec(folder: Path) -> DrafterSpec:
 def publish(folder: Path, export: Export, compare: Compare, tolerance: float = 0.0) -> None:
     """Write an export beside its place, read it back strictly, compare it, and rename it into place.
 
-    compare(spec, tensors): the largest absolute logit difference between the reloaded and the live drafter. It must be
-    at most `tolerance`, which is 0 unless the export's dtype is coarser than the live drafter's.
+    Every tensor must read back bit for bit. compare(spec, tensors): the largest absolute logit difference between the
+    reloaded and the live drafter. It must be at most `tolerance`, which is 0 unless the export's dtype is coarser than
+    the live drafter's.
     An earlier draftline export at `folder` is replaced; any other content is refused before anything is written.
     Raises InputError, or RunError when the disk refuses or the reloaded drafter differs; then nothing is left behind.
     """
@@ -122,6 +124,9 @@ def verify(folder: Path, export: Export, compare: Compare, tolerance: float) -> 
     wanted = as_exported(export.spec)
     if spec != wanted:
         raise RunError(f"the exported config reads back as another drafter: {spec} instead of {wanted}")
+    for name, written in export.tensors.items():
+        if not same_bits(tensors[name], written.detach().to(export.dtype).cpu()):
+            raise RunError(f"the exported {name} reads back with other bits than were written; nothing was published")
     difference = compare(spec, tensors)
     if not difference <= tolerance:  # also catches nan
         raise RunError(

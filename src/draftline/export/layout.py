@@ -15,6 +15,7 @@ from draftline.records import DrafterSpec
 
 WEIGHTS_NAME = "model.safetensors"
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+BITS = {2: torch.int16, 4: torch.int32}  # of each element size that an export may have
 NAMES_SHOWN = 8
 
 Shape = tuple[int, ...]
@@ -87,10 +88,26 @@ def listed(names: list[str]) -> str:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Shape], dtype: torch.dtype) -> None:
     """Write the expected tensors, cast to `dtype`, in their declared order. Raises InputError when they do not fit."""
     check_shapes(path, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, expected)
-    # save_file refuses tensors that share storage or are strided views; a clone of each is neither
-    cast = {name: tensors[name].detach().to("cpu", dtype) for name in expected}
-    ready = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in cast.items()}
-    save_file(ready, path, metadata={"format": "pt"})
+    cast = {name: tensors[name].detach().to(dtype).cpu() for name in expected}
+    save_file(each_in_its_memory(cast), path, metadata={"format": "pt"})
+
+
+def each_in_its_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, cloned where they are a part of their memory or share it: save_file refuses such views."""
+    ready, taken = dict[str, Tensor](), set[int]()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage()
+        whole = tensor.is_contiguous() and memory.nbytes() == tensor.nbytes and memory.data_ptr() not in taken
+        ready[name] = tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+        taken.add(memory.data_ptr())
+    return ready
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one device have the same dtype, shape and bits: -0 is not 0, and a NaN is itself."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(*(tensor.contiguous().view(BITS[tensor.itemsize]) for tensor in (one, other)))
 
 
 def read_tensors(path: Path, expected: Mapping[str, Shape]) -> dict[str, Tensor]:

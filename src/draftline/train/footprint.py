@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
+import torch
+
 from draftline.environment.memory import free_memory_bytes
 from draftline.errors import InputError
 from draftline.train.folder import RunFolder
 from draftline.train.job import Job
 from draftline.train.step_memory import FP32, Footprint, Sizes, footprint
+from draftline.train.trial import kept_bytes
 
 GIB = 2**30
 MATRIX_BYTES = 1 << 20  # allocators round up and keep pieces: nothing smaller is worth a word
@@ -47,6 +50,14 @@ def prove_memory(job: Job) -> str:
         )
     left = "free memory unknown" if free is None else f"{gib(free)} free"
     return f"{gib(need.peak)} more at the peak ({parts}), {left}"
+
+
+def copies_on(job: Job) -> torch.device:
+    """Where the trial step keeps what it will take back: on the device, where that fits beside the step's own peak, for
+    seconds go into copies of a wide drafter to the host; on the host otherwise."""
+    device, kept = job.target.device, kept_bytes(job.drafter, job.optimizer)
+    free = free_memory_bytes(device)
+    return device if free is None or predict(job).peak + kept <= free else torch.device("cpu")
 
 
 def disk_bytes(job: Job) -> int:

@@ -19,7 +19,7 @@ from draftline.evaluate.subject import Subject, data_gates, drafter_gates, targe
 from draftline.monitor.events import Preflight
 from draftline.monitor.notices import Notices
 from draftline.train.folder import RunFolder
-from draftline.train.footprint import prove_disk, prove_memory
+from draftline.train.footprint import copies_on, prove_disk, prove_memory
 from draftline.train.job import Job
 from draftline.train.publishing import publish_drafter
 from draftline.train.trial import prove_masters, prove_trial
@@ -57,7 +57,7 @@ def gates_of(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
         yield Gate("masters", lambda: prove_masters(job.drafter, job.optimizer))
     yield from drafter_gates(subject)
     if whole:
-        yield Gate("trial step", lambda: prove_trial(subject.step, job.optimizer, subject.batch))
+        yield Gate("trial step", lambda: prove_trial(subject.step, job.optimizer, subject.batch, copies_on(job)))
     yield Gate("export", lambda: prove_export(job, folder))
 
 
@@ -92,11 +92,11 @@ def show_rows(job: Job, notices: Notices) -> None:
 
 def prove_export(job: Job, folder: RunFolder) -> str:
     """The untrained drafter, published as the trained one will be and removed again."""
-    tensors = {name: value.detach().cpu() for name, value in job.drafter.state_dict().items()}
+    masters = job.drafter.state_dict()
     with TemporaryDirectory(prefix=".preflight-", dir=folder.root) as scratch:
         out = Path(scratch) / "export"
         try:
-            publish_drafter(job.spec, tensors, job.provenance, out, job.recipe.export.format, job.target)
+            publish_drafter(job.spec, masters, job.provenance, out, job.recipe.export.format, job.target)
         except RunError as error:
             if error.__cause__ is not None:  # the disk refuses, which no recipe mends
                 raise

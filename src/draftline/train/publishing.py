@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from torch import Tensor
 from draftline.config import TargetSection
 from draftline.drafter.anchors import Blocks
 from draftline.drafter.attention import DenseAttention
-from draftline.drafter.model import Drafter
-from draftline.evaluate.evaluation import load_drafter
+from draftline.drafter.model import holding
 from draftline.export.folder import Export, publish
+from draftline.export.layout import drafter_shapes
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices, stderr_console
 from draftline.records import DrafterSpec, Head
@@ -44,20 +45,18 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, format: Any, target: Ta
 def publish_drafter(
     spec: DrafterSpec, masters: dict[str, Tensor], provenance: Provenance, out: Path, format: Any, target: Target
 ) -> tuple[str, ...]:
-    """As `export_checkpoint`, from a drafter's float32 masters on the host. Returns its engine notes, unsaid."""
-    dtype = target.dtype
-    tensors = {name: value.to(dtype) for name, value in masters.items()}
-    live = load_drafter(spec, tensors)
+    """As `export_checkpoint`, from a drafter's float32 masters, wherever they lie. Returns its engine notes, unsaid."""
+    dtype, head = target.dtype, target.parts.head
+    tensors = {name: value.detach().to(dtype).cpu() for name, value in masters.items()}
+    live = probe_logits(spec, tensors, head)
     if format == "speculators":
         tensors = tensors | {
             "embed_tokens.weight": embedding_table(target).cpu(),
-            "lm_head.weight": target.parts.head.weight.cpu(),
+            "lm_head.weight": head.weight.cpu(),
         }
 
     def compare(spec: DrafterSpec, reloaded: dict[str, Tensor]) -> float:
-        head = target.parts.head.to("cpu").to(torch.float32)
-        expected, found = (probe_logits(drafter, head) for drafter in (live, load_drafter(spec, reloaded)))
-        return float((expected - found).abs().max())
+        return float((live - probe_logits(spec, reloaded, head)).abs().max())
 
     notes = engine_notes(target, format)
     publish(out, Export(spec, tensors, dtype, format, provenance, notes), compare)
@@ -90,16 +89,21 @@ def embedding_table(target: Target) -> Tensor:
 
 
 @torch.no_grad()
-def probe_logits(drafter: Drafter, head: Head) -> Tensor:
-    """Logits [2, B-1, V] of two blocks on seeded random features: every tensor of the drafter takes part."""
-    spec = drafter.spec
+def probe_logits(spec: DrafterSpec, tensors: Mapping[str, Tensor], head: Head) -> Tensor:
+    """Logits [2, B-1, V] of two blocks on seeded random features: every tensor of the drafter takes part.
+
+    In the tensors' own dtype, as they are served: a float32 copy of a billion parameters takes longer than all the
+    rest. What that rounds away shows in the tensors' bits, which `publish` compares one by one.
+    """
+    drafter = holding(spec, {name: tensors[name] for name in drafter_shapes(spec)})
+    dtype = drafter.fc.weight.dtype
     generator = torch.Generator().manual_seed(0)
     context, anchors = 24, torch.tensor([[9, 20]])
-    taps = torch.randn(1, context, len(spec.target_layer_ids) * spec.hidden_size, generator=generator)
-    embeds = torch.randn(1, 2 * spec.block_size, spec.hidden_size, generator=generator)
+    taps = torch.randn(1, context, len(spec.target_layer_ids) * spec.hidden_size, generator=generator).to(dtype)
+    embeds = torch.randn(1, 2 * spec.block_size, spec.hidden_size, generator=generator).to(dtype)
     blocks = Blocks(anchors, torch.zeros_like(anchors), torch.ones_like(anchors, dtype=torch.bool))
     position = (anchors[..., None] + torch.arange(spec.block_size)).flatten(1)
     states = drafter(
         embeds, position, drafter.context(taps), torch.arange(context)[None], DenseAttention(spec, blocks, context)
     )
-    return head.logits(states.unflatten(1, (2, -1))[0, :, 1:])
+    return head.logits(states.unflatten(1, (2, -1))[0, :, 1:].to(head.weight)).float()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -15,26 +15,36 @@ from draftline.train.optimizer import Optimizer
 
 
 @contextmanager
-def taken_back(drafter: nn.Module, optimizer: Optimizer) -> Iterator[dict[str, Tensor]]:
+def taken_back(drafter: nn.Module, optimizer: Optimizer, copies: torch.device) -> Iterator[dict[str, Tensor]]:
     """Whatever happens inside, weights, gradients, moments and step count are afterwards what they were.
 
-    Yields the weights as they were, on the host: a second copy on the device might not fit.
+    Yields the weights as they were, on `copies`: a second copy on their own device might not fit.
     """
-    weights = {name: p.detach().to("cpu", copy=True) for name, p in drafter.named_parameters()}
-    gradients = {name: None if p.grad is None else p.grad.clone() for name, p in drafter.named_parameters()}
-    moments = {name: value.clone() for name, value in optimizer.state_tensors().items()}
+    parameters = dict(drafter.named_parameters())
+
+    def kept(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.detach().to(copies, copy=True) for name, tensor in tensors.items()}
+
+    weights, moments = kept(parameters), kept(optimizer.state_tensors())
+    gradients = kept({name: p.grad for name, p in parameters.items() if p.grad is not None})
     steps_done = optimizer.steps_done
     try:
         yield weights
     finally:
         with torch.no_grad():
-            for name, parameter in drafter.named_parameters():
+            for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
-                parameter.grad = gradients[name]
+                parameter.grad = gradients[name].to(parameter.device) if name in gradients else None
         optimizer.adamw.state.clear()
         optimizer.steps_done = steps_done
         if moments:
             optimizer.load_state_tensors(moments, steps_done)
+
+
+def kept_bytes(drafter: nn.Module, optimizer: Optimizer) -> int:
+    """What `taken_back` copies: the weights, and gradients and moments where there are some."""
+    held = [*drafter.parameters(), *(p.grad for p in drafter.parameters() if p.grad is not None)]
+    return sum(tensor.nbytes for tensor in (*held, *optimizer.state_tensors().values()))
 
 
 def prove_masters(drafter: nn.Module, optimizer: Optimizer) -> str:
@@ -54,13 +64,14 @@ def prove_masters(drafter: nn.Module, optimizer: Optimizer) -> str:
     return f"{len(optimizer.parameters)} tensors, {sum(p.numel() for p in optimizer.parameters):,} float32 parameters"
 
 
-def prove_trial(step: DrafterStep, optimizer: Optimizer, batch: FeatureBatch) -> str:
-    """One optimizer step on real features moves every tensor by a finite gradient; then all is as before."""
-    with taken_back(step.drafter, optimizer) as before:
+def prove_trial(step: DrafterStep, optimizer: Optimizer, batch: FeatureBatch, copies: torch.device) -> str:
+    """One optimizer step on real features moves every tensor by a finite gradient; then all is as before. copies: where
+    what is taken back is kept."""
+    with taken_back(step.drafter, optimizer, copies) as before:
         micro = step.forward_backward(batch)
         loss = float(micro.loss_sum / micro.weight_sum.clamp(min=torch.finfo(torch.float32).tiny))
         norm = float(optimizer.finish(micro.weight_sum))
-        still = [name for name, p in step.drafter.named_parameters() if torch.equal(p.detach().cpu(), before[name])]
+        still = [name for name, p in step.drafter.named_parameters() if torch.equal(p, before[name].to(p.device))]
         stale = 0 if step.fused is None else step.fused.stale()
     if not torch.isfinite(torch.tensor([loss, norm])).all():
         raise InputError(
