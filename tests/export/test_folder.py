@@ -11,6 +11,7 @@ from export_samples import MIXED, PROVENANCE, SPEC, make_export, random_tensors
 from torch import Tensor
 
 from draftline.errors import InputError, RunError
+from draftline.export import layout
 from draftline.export.folder import detect_format, publish, read_drafter, read_spec, record_tau
 from draftline.records import DrafterSpec, EvalReport
 
@@ -78,6 +79,25 @@ def test_the_comparison_sees_what_was_written(tmp_path: Path) -> None:
         publish(tmp_path / "d", export, compare)
     publish(tmp_path / "d", export, compare, tolerance=1e-3)
     assert read_drafter(tmp_path / "d")[1]["norm.weight"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "norm.weight"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_bit_that_reads_back_otherwise_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, name: str
+) -> None:
+    """Also of a zero, whose sign no logit shows."""
+    export = make_export(dtype=dtype)
+    export.tensors[name].view(-1)[0] = 0.0
+    right = layout.save_file
+
+    def save(tensors: dict[str, Tensor], *rest: Any, **named: Any) -> None:
+        right(tensors | {name: torch.where(tensors[name] == 0, -tensors[name], tensors[name])}, *rest, **named)
+
+    monkeypatch.setattr(layout, "save_file", save)
+    with pytest.raises(RunError, match=f"the exported {name} reads back with other bits"):
+        publish(tmp_path / "d", export, lambda spec, tensors: 0.0)
+    assert names(tmp_path) == []
 
 
 def test_an_earlier_export_is_replaced(tmp_path: Path) -> None:

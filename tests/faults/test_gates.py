@@ -24,10 +24,15 @@ from draftline.drafter.anchors import SlotTargets
 from draftline.drafter.attention import DenseAttention
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
+from draftline.errors import InputError
+from draftline.evaluate.labels import prove_labels
+from draftline.export import geometry, layout
 from draftline.records import Head
 from draftline.target import capture as capture_module
 from draftline.target.capture import SHARED_FORWARD_TOKENS, FeatureCapture, FlatFeatures
+from draftline.target.proofs import documents_of, own_outputs
 from draftline.train.job import Job
+from draftline.train.preflight import subject_of
 
 Patch = pytest.MonkeyPatch
 GATES = [
@@ -375,6 +380,38 @@ def recipe(section: str, **values: Any) -> Inject:
     return inject
 
 
+def unused_part(job: Job, patch: Patch) -> Job:
+    """A parameter that no forward reads: its gradient never comes, and a step leaves it."""
+    drafter = initialised(Drafter(job.spec))
+    drafter.layers[0].mlp.scale = nn.Parameter(torch.ones(3))  # type: ignore[union-attr, assignment]
+    return with_drafter(job, drafter)
+
+
+def no_learning_rate(job: Job, patch: Patch) -> Job:
+    patch.setattr(job.optimizer, "section", job.optimizer.section.model_copy(update={"lr": 0.0}))
+    return job
+
+
+def damaged_file(job: Job, patch: Patch) -> Job:
+    """One bit of one weight, the last of its mantissa, turned on the way to the disk."""
+    right = layout.save_file
+
+    def save(tensors: dict[str, Tensor], *rest: Any, **named: Any) -> None:
+        one = tensors["layers.0.mlp.up_proj.weight"].clone()
+        one.view(torch.int32).view(-1)[7] ^= 1
+        right(tensors | {"layers.0.mlp.up_proj.weight": one}, *rest, **named)
+
+    patch.setattr(layout, "save_file", save)
+    return job
+
+
+def other_causality(job: Job, patch: Patch) -> Job:
+    """An export that says of its blocks what is not so, and reads it back."""
+    right = geometry.stated_causality
+    patch.setattr(geometry, "stated_causality", lambda spec: not right(spec))
+    return job
+
+
 FAULTS: list[tuple[str, str, Inject, str, str]] = [  # fault, job, injection, gate, what it says
     ("tap off by one", "clean", tap_off_by_one, "taps", "off by one"),
     ("features of another tap list", "clean", other_taps, "features", "another tap list"),
@@ -412,6 +449,10 @@ FAULTS: list[tuple[str, str, Inject, str, str]] = [  # fault, job, injection, ga
     ("window of the anchor", "sliding", attends(WindowFromAnchor), "window", "off by one"),
     ("sliding layers not causal", "sliding", attends(BothWays), "window", "causality rule that differs"),
     ("decoding forgets features", "clean", forgetful_decoding, "decoding logits", "differ between the two"),
+    ("a part that nothing uses", "clean", unused_part, "trial step", "found 1 that stay, layers.0.mlp.scale"),
+    ("a step that moves nothing", "clean", no_learning_rate, "trial step", "found 14 that stay, fc.weight"),
+    ("a weight's bit turned on disk", "clean", damaged_file, "export", "up_proj.weight reads back with other bits"),
+    ("causality exported wrongly", "clean", other_causality, "export", "logits differ from the live one's"),
     ("memory too small", "clean", recipe("train", anchors=10**9), "memory", "lower train.rows_per_micro_batch"),
     ("disk too small", "clean", recipe("train", keep_checkpoints=10**9), "disk", "train.keep_checkpoints"),
 ]  # fmt: skip
@@ -452,6 +493,18 @@ def test_the_template_of_another_model(clean: Job, template: str, says: str, tmp
     (home / "target" / "chat_template.jinja").write_text(template)
     found = fly(job_in(home), tmp_path)
     assert found.gate == "template" and says in found.said and "template of another model" in found.said
+
+
+def test_documents_longer_than_what_is_judged_of_them_prove_labels_too(clean: Job) -> None:
+    """Labels and the teacher's logits of the part that the target's own forward has seen. Long ones were left out once,
+    and with them the teacher of every run on long conversations."""
+    subject = subject_of(clean)
+    cut = documents_of(subject.batch, clean.spec.hidden_size, 3, longest=12)
+    assert [len(document.ids) for document in cut] == [12, 12, 12]
+    own = [own_outputs(clean.target, document.ids) for document in cut]
+    assert "the target says the slot's own in" in prove_labels(clean.target, clean.step, subject.batch, cut, own)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InputError, match="these are the logits at a"):
+        prove_labels(clean.target, teacher_shifted(clean, patch).step, subject.batch, cut, own)
 
 
 def test_no_fault_stays_behind(clean: Job, tmp_path: Path) -> None:

@@ -100,6 +100,9 @@ def prove_export(job: Job, folder: RunFolder) -> str:
         except RunError as error:
             if error.__cause__ is not None:  # the disk refuses, which no recipe mends
                 raise
-            raise InputError(f"expected an export that reloads to the same logits, found: {error.what}") from error
+            raise InputError(
+                f"expected an export that reloads to the same logits, found: {error.what}",
+                "likely a disk that keeps other bytes than it is given; where none does, report it with the recipe",
+            ) from error
         size_bytes = sum(file.stat().st_size for file in out.iterdir())
     return f"{job.recipe.export.format} folder of {size_bytes / 2**20:.1f} MiB reloads to the same logits"
