@@ -29,8 +29,7 @@ from draftline.config import Recipe
 from draftline.environment import variables
 from draftline.errors import InputError, Interrupted, RunError
 from draftline.monitor.notices import Notices
-from draftline.train.checkpoint import complete_checkpoints
-from draftline.train.folder import RunFolder
+from draftline.train.folder import RunFolder, complete_checkpoints
 from draftline.train.interruption import SIGNALS
 from draftline.train.plan import Plan, World, make_plan, ranks_wanted
 

@@ -1,8 +1,7 @@
-"""A run from recipe to measured drafter: the ranks, the stages, then export, evaluation and summary."""
+"""A run from recipe to measured drafter, as one rank of it: the stages, then export, evaluation and summary."""
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from draftline.channel.routes import FeatureInbox, FeatureOutbox, FeatureSource
 from draftline.config import Recipe
@@ -18,7 +16,6 @@ from draftline.environment import variables
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.compile_guard import CompileGuard
 from draftline.environment.fingerprint import fingerprint
-from draftline.environment.overrides import enter_overrides
 from draftline.environment.switch_watch import SwitchWatch
 from draftline.environment.switches import apply_settings, configure_torch
 from draftline.errors import Interrupted, PeerLost, PlainError, RunError
@@ -30,7 +27,6 @@ from draftline.export.speculators import speculators_config
 from draftline.monitor.events import Derived, Evaluation, EventLog, Preflight, RunEnded
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
-from draftline.monitor.sinks import require
 from draftline.monitor.trace import Trace, trace_path
 from draftline.records import EvalReport
 from draftline.target.capture import FeatureCapture
@@ -41,7 +37,6 @@ from draftline.train.connect import connect
 from draftline.train.feeder import Feeder
 from draftline.train.folder import RunFolder, open_run_folder
 from draftline.train.job import Job, Setting, assemble, colocated_source, derived_facts, feature_capture, prepare
-from draftline.train.launch import launch, local_world, needs_launcher
 from draftline.train.loop import Loop
 from draftline.train.monitoring import Monitoring
 from draftline.train.preflight import preflight
@@ -54,24 +49,6 @@ from draftline.train.warm_up import warm_up
 from draftline.train.watch import Watch
 
 PEER_GRACE_S = 3.0  # the launcher should see the rank that failed before those that only lost it
-
-
-def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
-    """Run a recipe; returns what summary.json holds. `resume` goes on from the newest complete checkpoint.
-
-    Starts the ranks that the recipe and this host ask for, or is one of them where a launcher has started it.
-    """
-    enter_overrides(recipe.overrides)
-    require(recipe.monitor.sinks)
-    if variables.launched():
-        return record(train_rank)(recipe, resume) or {}
-    world = local_world(recipe)
-    if not needs_launcher(recipe, world):
-        return train_alone(recipe, resume)
-    folder = open_run_folder(recipe.train.out, resume)
-    launch(recipe, folder, world, Notices(stdout_console()))
-    summary: dict[str, Any] = json.loads((folder.root / "summary.json").read_text(encoding="utf-8"))
-    return summary
 
 
 def this_process(recipe: Recipe) -> torch.device:
