@@ -27,9 +27,7 @@ TINY_TARGET = Path(draftline.__file__).parent / "assets" / "tiny_target"
 def loaded_by(code: str, names: list[str], *words: str, code_of_exit: int = 0) -> list[str]:
     """Those of `names` that a new process has loaded when `code` has ended, however it ends."""
     told = f"import atexit, sys; atexit.register(lambda: print([n for n in {names} if n in sys.modules]))\n{code}"
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(variables.COMPILER_PREFIXES)
-    }
+    environment = variables.for_child(dict.fromkeys(variables.compiler_switches()))
     done = subprocess.run([sys.executable, "-c", told, *words], capture_output=True, text=True, env=environment)
     assert done.returncode == code_of_exit, done.stderr
     return json.loads(done.stdout.splitlines()[-1].replace("'", '"'))
