@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from draftline.data.excerpt import excerpt
+from draftline.data.excerpt import excerpt, excerpt_of
 from draftline.data.inspection import TRAINED_CLOSE, TRAINED_OPEN, marked_row
 from draftline.data.proofs import row_of
 from draftline.errors import InputError, RunError
@@ -30,7 +30,8 @@ EXCERPT_ANCHORS = 8  # blocks a row where the training's own batch would take to
 
 
 def preflight(job: Job, folder: RunFolder, notices: Notices) -> Preflight:
-    """Pass every gate, in the order in which a fault would be understood. Raises InputError at the first that fails.
+    """Pass every gate, in the order in which a fault would be understood. Collective; raises InputError on every rank
+    at the first gate that fails on any.
 
     Weights, optimizer and random state are afterwards what they were. A few seconds; longer than one training step only
     where steps are shorter than that.
@@ -38,19 +39,24 @@ def preflight(job: Job, folder: RunFolder, notices: Notices) -> Preflight:
     notices.section("preflight")
     gates = Gates(notices)
     show_rows(job, notices)
-    gates.all(gates_of(job, folder))
+    job.ranks.together(lambda: gates.all(gates_before_features(job, folder)))
+    subject = subject_of(job)
+    job.ranks.together(lambda: gates.all(gates_of_features(job, folder, subject)))
     seconds = gates.seconds
     notices.say(f"  {len(gates.figures)} gates passed in {seconds:.1f} s")
     return Preflight(gates.figures, seconds)
 
 
-def gates_of(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
+def gates_before_features(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
+    """In a split the target's own gates are passed meanwhile, where its layers are (`run.prove_target`)."""
     yield Gate("disk", lambda: prove_disk(job, folder))
     yield Gate("memory", lambda: prove_memory(job))
     if job.step.fused is not None:
         yield Gate("kernels", lambda: prove_kernels(job))
     yield from data_gates(job.target, job.stream, job.examples)
-    subject = subject_of(job)
+
+
+def gates_of_features(job: Job, folder: RunFolder, subject: Subject) -> Iterator[Gate[Any]]:
     yield from target_gates(subject)
     whole = not job.ranks.plan.sharded  # a step over shards takes every rank, and a gate may fail on one alone
     if whole:
@@ -69,13 +75,20 @@ def prove_kernels(job: Job) -> str:
 
 def subject_of(job: Job) -> Subject:
     """On CUDA the fused step with the training's own first batch: what is proven is what runs. Elsewhere the plain step
-    on a few short documents, for a full batch of a real model would take minutes."""
-    assert job.capture is not None
-    if job.target.device.type == "cuda":
-        return Subject(job.target, job.step, job.capture, job.stream.batch(0))
-    step = copy.copy(job.step)
-    step.anchors = min(step.anchors, EXCERPT_ANCHORS)
-    return Subject(job.target, step, job.capture, excerpt(job.stream))
+    on a few short documents, for a full batch of a real model would take minutes.
+
+    A drafter of a split proves itself on the features of its first micro-batch as they come through the channel; it
+    waits for them here.
+    """
+    step, on_cuda = job.step, job.target.device.type == "cuda"
+    if not on_cuda:
+        step = copy.copy(step)
+        step.anchors = min(step.anchors, EXCERPT_ANCHORS)
+    if job.capture is not None:
+        return Subject(job.target, step, job.capture, job.stream.batch(0) if on_cuda else excerpt(job.stream))
+    received = job.features.get(job.own_micro_batches(0)[0])
+    batch = received if on_cuda else excerpt_of(received)
+    return Subject(job.target, step, lambda _: batch, batch.packed)
 
 
 def show_rows(job: Job, notices: Notices) -> None:

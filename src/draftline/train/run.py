@@ -27,7 +27,7 @@ from draftline.evaluate.gates import Gates
 from draftline.evaluate.subject import target_gates
 from draftline.export.folder import record_tau
 from draftline.export.speculators import speculators_config
-from draftline.monitor.events import Derived, Evaluation, EventLog, Preflight, RunEnded
+from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.monitor.sinks import require
@@ -161,7 +161,9 @@ def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, noti
     ranks = setting.ranks
     with ranks.heart.phase("preparation"):
         feeder = ranks.together(lambda: Feeder(setting, feature_capture(setting, notices), outbox))
-        ranks.together(lambda: prove_target(setting, notices))  # while the drafters pass their preflight,
+        ranks.together(lambda: prove_target(setting, notices))  # while the drafters pass the gates of their data,
+        feeder.hand_on_samples()
+        ranks.together(lambda: None)  # then those of the features,
         first_step = ranks.gather(ranks.together(lambda: 0))[0]  # and find the step to go on from
     with Monitoring(setting, folder, fingerprint()) as monitoring:
         log, _ = monitoring.enter(notices)
@@ -181,7 +183,7 @@ def train_drafter(
     alarms.look("after the target was loaded")
     with ranks.heart.phase("preparation"):
         job = ranks.together(lambda: ready(setting, notices, source, folder))
-        passed = ranks.together(lambda: preflight_of(job, folder, notices))
+        passed = preflight(job, folder, notices)
     with Monitoring(setting, folder, fingerprint()) as monitoring:
         log, watchman = monitoring.enter(notices)
         loop = Loop(job, folder, log, progress_of(job, notices), watchman, Watch(job, folder, log, notices), alarms)
@@ -191,8 +193,7 @@ def train_drafter(
         log.write(monitoring.started(resumed_from if resume else None))
         alarms.start(loop.watch.raise_all)
         log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
-        if passed is not None:
-            log.write(passed)
+        log.write(passed)
         try:
             loop.trace = trace_of(setting, folder)
             summary = finish(loop, notices)
@@ -210,7 +211,7 @@ def train_drafter(
 
 
 def prove_target(setting: Setting, notices: Notices) -> None:
-    """The target's gates on a capturing rank; the drafters, which hold no layers, have none to prove."""
+    """The target's gates, on a rank that captures for others."""
     capture = FeatureCapture(setting.target, setting.spec.target_layer_ids, setting.loss.needs_final)
     notices.facts(setting.target.speed)
     Gates(notices).all(target_gates(subject_of(setting.recipe, capture, setting.loss, setting.stream)))
@@ -227,16 +228,6 @@ def ready(setting: Setting, notices: Notices, source: FeatureSource, folder: Run
     job = assemble(setting, notices, source)
     foresee(job, folder)
     return job
-
-
-def preflight_of(job: Job, folder: RunFolder, notices: Notices) -> Preflight | None:
-    """Every rank that makes its own features passes the gates. A rank that receives them has none to prove anything on
-    before the channels flow: that is said."""
-    if job.capture is not None:
-        return preflight(job, folder, notices)
-    notices.section("preflight")
-    notices.say("  not in this placement: `draftline check` and one colocated rank prove the same target and drafter")
-    return None
 
 
 def progress_of(job: Job, notices: Notices) -> Progress:
