@@ -19,6 +19,7 @@ from draftline.decode.models import CachedDrafter
 from draftline.drafter import step as step_module
 from draftline.drafter.attention import DenseAttention
 from draftline.monitor.events import Evaluation, Preflight, RunEnded, Step, read_events
+from draftline.monitor.state import read_run
 from draftline.records import StepReport
 from runs import assert_same_bits, write_recipe
 
@@ -62,6 +63,12 @@ def test_two_drafters_take_the_steps_of_one(home: Path) -> None:
     assert_close(home / "one" / LAST, two(home) / LAST)
 
 
+def test_a_report_of_many_ranks_counts_each_step_once(home: Path) -> None:
+    state = read_run(two(home))
+    assert state.tokens == json.loads((two(home) / "summary.json").read_text())["target_tokens"]
+    assert state.loss.y == [report.loss for report in reports(two(home))] and len(state.loss.y) == 8
+
+
 def reports(run: Path) -> list[StepReport]:
     events = [logged.event for logged in read_events(run / "events.jsonl").events]
     return [event.report for event in events if isinstance(event, Step)]
@@ -94,6 +101,8 @@ def test_the_drafters_of_a_split_pass_the_gates_that_need_no_layer_of_the_target
     expected = [name for name in gates_of(home / "one/events.jsonl") if name not in of_target]
     assert {"own answers", "other blocks", "labels", "decoding logits", "trial step", "export"} <= set(expected)
     assert gates_of(split / "events.jsonl") == gates_of(split / "events-rank1.jsonl") == expected
+    assert set(gates_of(split / "events-rank2.jsonl")) == {*of_target, "mask token"}
+    assert set(read_run(split).gates) == {*expected, *of_target}
 
 
 class SeesItsAnchor(DenseAttention):

@@ -14,13 +14,15 @@ from draftline.data.excerpt import excerpt, excerpt_of
 from draftline.data.inspection import TRAINED_CLOSE, TRAINED_OPEN, marked_row
 from draftline.data.proofs import row_of
 from draftline.errors import InputError, RunError
-from draftline.evaluate.gates import Gate, Gates
+from draftline.evaluate.gates import NAME_WIDTH, Gate, Gates
 from draftline.evaluate.subject import Subject, data_gates, drafter_gates, target_gates
 from draftline.monitor.events import Preflight
 from draftline.monitor.notices import Notices
+from draftline.target.capture import FeatureCapture
 from draftline.train.folder import RunFolder
 from draftline.train.footprint import prove_disk, prove_memory
-from draftline.train.job import Job
+from draftline.train.job import Job, Setting
+from draftline.train.preparation import subject_of as target_subject
 from draftline.train.publishing import publish_drafter
 from draftline.train.trial import prove_masters, prove_trial
 from draftline.train.warm_up import compile_kernels
@@ -40,6 +42,9 @@ def preflight(job: Job, folder: RunFolder, notices: Notices) -> Preflight:
     gates = Gates(notices)
     show_rows(job, notices)
     job.ranks.together(lambda: gates.all(gates_before_features(job, folder)))
+    for role, passed in zip(job.ranks.plan.roles, job.ranks.gather(None), strict=True):
+        if passed is not None:
+            notices.say(f"  ok    {'target'.ljust(NAME_WIDTH)}  on rank {role.rank}: {', '.join(passed.gates)}")
     subject = subject_of(job)
     job.ranks.together(lambda: gates.all(gates_of_features(job, folder, subject)))
     seconds = gates.seconds
@@ -47,8 +52,21 @@ def preflight(job: Job, folder: RunFolder, notices: Notices) -> Preflight:
     return Preflight(gates.figures, seconds)
 
 
+def prove_target(setting: Setting, notices: Notices) -> Preflight:
+    """The target's gates, on a rank that captures for others. Collective with their `preflight`, which says them."""
+    capture = FeatureCapture(setting.target, setting.spec.target_layer_ids, setting.loss.needs_final)
+    notices.facts(setting.target.speed)
+    gates, recipe = Gates(notices), setting.recipe
+    setting.ranks.together(
+        lambda: gates.all(target_gates(target_subject(recipe, capture, setting.loss, setting.stream)))
+    )
+    passed = Preflight(gates.figures, gates.seconds)
+    setting.ranks.gather(passed)
+    return passed
+
+
 def gates_before_features(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
-    """In a split the target's own gates are passed meanwhile, where its layers are (`run.prove_target`)."""
+    """In a split the target's own gates are passed meanwhile, on the ranks that hold its layers (`prove_target`)."""
     yield Gate("disk", lambda: prove_disk(job, folder))
     yield Gate("memory", lambda: prove_memory(job))
     if job.step.fused is not None:

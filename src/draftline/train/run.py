@@ -23,8 +23,6 @@ from draftline.environment.switch_watch import SwitchWatch
 from draftline.environment.switches import apply_settings, configure_torch
 from draftline.errors import Interrupted, PeerLost, PlainError, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
-from draftline.evaluate.gates import Gates
-from draftline.evaluate.subject import target_gates
 from draftline.export.folder import record_tau
 from draftline.export.speculators import speculators_config
 from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded
@@ -33,7 +31,6 @@ from draftline.monitor.progress import Progress
 from draftline.monitor.sinks import require
 from draftline.monitor.trace import Trace, trace_path
 from draftline.records import EvalReport
-from draftline.target.capture import FeatureCapture
 from draftline.target.load import load_target
 from draftline.train.auto import choose_placement
 from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
@@ -44,8 +41,7 @@ from draftline.train.job import Job, Setting, assemble, colocated_source, derive
 from draftline.train.launch import launch, local_world, needs_launcher
 from draftline.train.loop import Loop
 from draftline.train.monitoring import Monitoring
-from draftline.train.preflight import preflight
-from draftline.train.preparation import subject_of
+from draftline.train.preflight import preflight, prove_target
 from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.publishing import export_checkpoint
 from draftline.train.ranks import Ranks, alone, choose_rank_device, join, replan
@@ -161,7 +157,7 @@ def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, noti
     ranks = setting.ranks
     with ranks.heart.phase("preparation"):
         feeder = ranks.together(lambda: Feeder(setting, feature_capture(setting, notices), outbox))
-        ranks.together(lambda: prove_target(setting, notices))  # while the drafters pass the gates of their data,
+        passed = prove_target(setting, notices)  # while the drafters pass the gates of their data,
         feeder.hand_on_samples()
         ranks.together(lambda: None)  # then those of the features,
         first_step = ranks.gather(ranks.together(lambda: 0))[0]  # and find the step to go on from
@@ -169,6 +165,7 @@ def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, noti
         log, _ = monitoring.enter(notices)
         feeder.log = log
         log.write(monitoring.started(first_step or None))
+        log.write(passed)
         feeder.trace = trace_of(setting, folder)
         feeder.run(first_step)
         log.write(RunEnded("completed"))
@@ -192,7 +189,8 @@ def train_drafter(
             folder.write_recipe(recipe)
         log.write(monitoring.started(resumed_from if resume else None))
         alarms.start(loop.watch.raise_all)
-        log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
+        if ranks.first:
+            log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
         log.write(passed)
         try:
             loop.trace = trace_of(setting, folder)
@@ -208,13 +206,6 @@ def train_drafter(
             raise
         log.write(RunEnded("completed"))
     return summary
-
-
-def prove_target(setting: Setting, notices: Notices) -> None:
-    """The target's gates, on a rank that captures for others."""
-    capture = FeatureCapture(setting.target, setting.spec.target_layer_ids, setting.loss.needs_final)
-    notices.facts(setting.target.speed)
-    Gates(notices).all(target_gates(subject_of(setting.recipe, capture, setting.loss, setting.stream)))
 
 
 def trace_of(setting: Setting, folder: RunFolder) -> Trace | None:
