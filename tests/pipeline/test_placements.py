@@ -18,6 +18,7 @@ from command import draftline_here
 from draftline.decode.models import CachedDrafter
 from draftline.drafter import step as step_module
 from draftline.drafter.attention import DenseAttention
+from draftline.drafter.step import DrafterStep
 from draftline.monitor.events import Evaluation, Preflight, RunEnded, Step, read_events
 from draftline.monitor.state import read_run
 from draftline.records import StepReport
@@ -67,6 +68,27 @@ def test_a_report_of_many_ranks_counts_each_step_once(home: Path) -> None:
     state = read_run(two(home))
     assert state.tokens == json.loads((two(home) / "summary.json").read_text())["target_tokens"]
     assert state.loss.y == [report.loss for report in reports(two(home))] and len(state.loss.y) == 8
+
+
+def test_a_step_that_is_not_finite_is_told_once(home: Path) -> None:
+    """One drafter of two has it; both skip it, one says so and keeps the rows of both."""
+    whole, calls = DrafterStep.forward_backward, [0]
+
+    def broken(self: DrafterStep, batch: Any) -> Any:
+        micro = whole(self, batch)
+        calls[0] += 1
+        if calls[0] == 6:  # the trial step was the first
+            next(self.drafter.parameters()).grad.fill_(float("nan"))  # type: ignore[union-attr]
+        return micro
+
+    hook = in_second_drafter(DrafterStep, "forward_backward", broken)
+    words = ["placement.drafters=2", f"train.out={home / 'nan'}", "train.max_skipped_steps=3"]
+    ended = run_world(home / "recipe.yaml", *words, hook=hook)
+    assert ended.code == 0, ended.out
+    state = read_run(home / "nan")
+    assert [alarm.name for _, alarm in state.alarms].count("not-finite") == 1
+    rows = (home / "nan/not_finite_rows.jsonl").read_text().splitlines()
+    assert len(rows) == len(set(rows)) > 2
 
 
 def reports(run: Path) -> list[StepReport]:
