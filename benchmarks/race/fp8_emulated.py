@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from draftline.config import load_recipe
 from draftline.drafter.model import DrafterLayer, Linear
 from draftline.train.loop import Loop
-from draftline.train.run import train
+from draftline.train.start import train
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
