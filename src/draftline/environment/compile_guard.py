@@ -17,7 +17,7 @@ REPORT = "this is never right: report it with the recipe and the run's events.js
 def graph_counts() -> dict[str, int]:
     """What torch has compiled in this process so far. draftline's step is not compiled by torch, so it adds nothing.
 
-    Where nobody has loaded torch's compiler it has compiled nothing, and is not loaded to be asked: that takes 600
+    Where nobody has loaded torch's compiler it has compiled nothing, and is not loaded to be asked: that takes 800
     modules, sympy among them.
     """
     if "torch._dynamo.utils" not in sys.modules:
