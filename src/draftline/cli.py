@@ -119,7 +119,7 @@ def bench(
     found = find_shape(shape, {"rows": rows, "sequence": sequence, "anchors": anchors, "documents": documents})
     if part is BenchPart.pipeline:
         from draftline.bench.pipeline import Wanted
-        from draftline.bench.run import bench_pipeline
+        from draftline.bench.pipeline_table import bench_pipeline
 
         kind = None if loss is None else loss.value
         bench_pipeline(Wanted(found, kind, products.value, steps or 10, tuple(only or ()), out), as_json)
@@ -155,7 +155,7 @@ def train(
 
         show_plan(parsed, Notices(stdout_console()))
         return
-    from draftline.train.run import train
+    from draftline.train.start import train
 
     train(parsed, resume=resume)
 

@@ -22,7 +22,7 @@ from draftline.export.folder import read_spec, record_tau
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.target.load import Target
 from draftline.train.regeneration import RegenerateRequest, regenerate
-from draftline.train.run import train
+from draftline.train.start import train
 
 UNTRAINED_PROMPTS = 12
 MAX_NEW_TOKENS = 160  # the tiny target's longest answers have about 120

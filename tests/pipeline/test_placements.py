@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,12 @@ from safetensors.torch import load_file
 from worlds import run_world
 
 from command import draftline_here
-from draftline.monitor.events import Evaluation, RunEnded, Step, read_events
+from draftline.decode.models import CachedDrafter
+from draftline.drafter import step as step_module
+from draftline.drafter.attention import DenseAttention
+from draftline.drafter.step import DrafterStep
+from draftline.monitor.events import Evaluation, Preflight, RunEnded, Step, read_events
+from draftline.monitor.state import read_run
 from draftline.records import StepReport
 from runs import assert_same_bits, write_recipe
 
@@ -56,6 +64,33 @@ def test_two_drafters_take_the_steps_of_one(home: Path) -> None:
     assert_close(home / "one" / LAST, two(home) / LAST)
 
 
+def test_a_report_of_many_ranks_counts_each_step_once(home: Path) -> None:
+    state = read_run(two(home))
+    assert state.tokens == json.loads((two(home) / "summary.json").read_text())["target_tokens"]
+    assert state.loss.y == [report.loss for report in reports(two(home))] and len(state.loss.y) == 8
+
+
+def test_a_step_that_is_not_finite_is_told_once(home: Path) -> None:
+    """One drafter of two has it; both skip it, one says so and keeps the rows of both."""
+    whole, calls = DrafterStep.forward_backward, [0]
+
+    def broken(self: DrafterStep, batch: Any) -> Any:
+        micro = whole(self, batch)
+        calls[0] += 1
+        if calls[0] == 6:  # the trial step was the first
+            next(self.drafter.parameters()).grad.fill_(float("nan"))  # type: ignore[union-attr]
+        return micro
+
+    hook = in_second_drafter(DrafterStep, "forward_backward", broken)
+    words = ["placement.drafters=2", f"train.out={home / 'nan'}", "train.max_skipped_steps=3"]
+    ended = run_world(home / "recipe.yaml", *words, hook=hook)
+    assert ended.code == 0, ended.out
+    state = read_run(home / "nan")
+    assert [alarm.name for _, alarm in state.alarms].count("not-finite") == 1
+    rows = (home / "nan/not_finite_rows.jsonl").read_text().splitlines()
+    assert len(rows) == len(set(rows)) > 2
+
+
 def reports(run: Path) -> list[StepReport]:
     events = [logged.event for logged in read_events(run / "events.jsonl").events]
     return [event.report for event in events if isinstance(event, Step)]
@@ -74,6 +109,57 @@ def test_a_split_trains_the_same_bits(home: Path, targets: int, drafters: int) -
         home, f"split{targets}{drafters}", SPLIT, f"placement.targets={targets}", f"placement.drafters={drafters}"
     )
     assert_same_bits(split / LAST, (home / "one" if drafters == 1 else two(home)) / LAST)
+
+
+def gates_of(events: Path) -> list[str]:
+    (passed,) = [e.event for e in read_events(events).events if isinstance(e.event, Preflight)]
+    return list(passed.gates)
+
+
+def test_the_drafters_of_a_split_pass_the_gates_that_need_no_layer_of_the_target(home: Path) -> None:
+    """What a rank alone passes, without those of the target's layers, which the capturing rank passes."""
+    split = trained(home, "split12", SPLIT, "placement.targets=1", "placement.drafters=2")
+    of_target = {"stream", "taps", "features", "head", "cache", "embedding"}
+    expected = [name for name in gates_of(home / "one/events.jsonl") if name not in of_target]
+    assert {"own answers", "other blocks", "labels", "decoding logits", "trial step", "export"} <= set(expected)
+    assert gates_of(split / "events.jsonl") == gates_of(split / "events-rank1.jsonl") == expected
+    assert set(gates_of(split / "events-rank2.jsonl")) == {*of_target, "mask token"}
+    assert set(read_run(split).gates) == {*expected, *of_target}
+
+
+class SeesItsAnchor(DenseAttention):
+    """A block that also sees the features of its anchor's own token, which decoding does not have yet."""
+
+    def visible_context(self, window: int | None) -> torch.Tensor:
+        at_anchor = torch.arange(self.context_mask.shape[-1]) == self.slot_position[..., :1, None]
+        return super().visible_context(window) | at_anchor
+
+
+def in_second_drafter(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    return lambda: setattr(owner, name, value) if os.environ["RANK"] == "1" else None
+
+
+def test_a_leak_in_one_drafter_of_a_split_is_stopped_by_name(home: Path) -> None:
+    hook = in_second_drafter(step_module, "DenseAttention", SeesItsAnchor)
+    words = [SPLIT, "placement.targets=1", "placement.drafters=2", f"train.out={home / 'leak'}"]
+    ended = run_world(home / "recipe.yaml", *words, hook=hook)
+    assert ended.code == 2, ended.out
+    assert "gate 'anchor state'" in ended.out
+    assert not (home / "leak/checkpoints").exists() or not list((home / "leak/checkpoints").iterdir())
+
+
+def test_decoding_that_differs_in_one_drafter_of_a_split_is_stopped_by_name(home: Path) -> None:
+    """No layer of the target is there: its captured features stand for those through its cache."""
+
+    def forgetful(self: Any, anchor_id: int, features: torch.Tensor) -> torch.Tensor:
+        return whole(self, anchor_id, features[:, 1:])
+
+    whole = CachedDrafter.forward
+    hook = in_second_drafter(CachedDrafter, "forward", forgetful)
+    words = [SPLIT, "placement.targets=1", "placement.drafters=2", f"train.out={home / 'forgetful'}"]
+    ended = run_world(home / "recipe.yaml", *words, hook=hook)
+    assert ended.code == 2, ended.out
+    assert "gate 'decoding logits'" in ended.out
 
 
 def test_a_split_exports_and_measures_what_it_trained(home: Path) -> None:

@@ -12,7 +12,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import draftline.train.run as run
+import draftline.train.run  # noqa: F401  # by the process that ranks are forked from, so that none of them loads it again
+import draftline.train.start as start
 from draftline.cli import main
 from draftline.config import load_recipe
 from draftline.monitor.notices import Notices, stdout_console
@@ -87,16 +88,16 @@ def launcher(
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    whole = run.train
+    whole = start.train
 
     def verb(*_: Any, **__: Any) -> None:
-        run.train = whole  # for the ranks, which are forked from here
+        start.train = whole  # for the ranks, which are forked from here
         parsed = load_recipe(recipe, list(overrides))
         folder = open_run_folder(parsed.train.out, resume)
         world = local_world(parsed) if ranks is None else World(ranks, ranks, "cpu")
         launch(parsed, folder, world, Notices(stdout_console()), rank_main(hook))
 
-    run.train = verb  # the verb parses its words, answers errors and chooses the exit code
+    start.train = verb  # the verb parses its words, answers errors and chooses the exit code
     sys.argv = ["draftline", "train", str(recipe), *overrides, *(["--resume"] if resume else [])]
     main()
 

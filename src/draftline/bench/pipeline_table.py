@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from draftline.bench.pipeline import Machine, Wanted
+from draftline.bench.pipeline import Machine, Wanted, measure_pipeline, this_machine
 from draftline.bench.placements import MICRO_BATCHES
 from draftline.config import LossSection, PlacementSection
-from draftline.monitor.notices import Notices
+from draftline.environment.fingerprint import fingerprint
+from draftline.monitor.notices import Notices, stderr_console, stdout_console
 from draftline.train.plan import StageTimes, World, make_plan, predicted_rate
 
 PIPELINE_BAR, SPEED_UP_BAR = 0.95, 1.9
 ONE, TWO = "colocated-1", "colocated-2"
+
+
+def bench_pipeline(wanted: Wanted, as_json: bool) -> None:
+    """The verb's way: every placement in runs of its own; this process holds no device."""
+    notices = Notices(stderr_console() if as_json else stdout_console())
+    found = measure_pipeline(wanted, notices)
+    figures = pipeline_figures(wanted, this_machine(), found)
+    if as_json:
+        print(json.dumps(figures | {"environment": fingerprint()}))
+    else:
+        show_pipeline(figures, notices)
 
 
 def pipeline_figures(wanted: Wanted, machine: Machine, found: dict[str, Any]) -> dict[str, Any]:

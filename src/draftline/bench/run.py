@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 
-from draftline.bench.capture import capture_figures, measure_capture
 from draftline.bench.measure import ceiling
-from draftline.bench.pipeline import Wanted, measure_pipeline, this_machine
-from draftline.bench.pipeline_table import pipeline_figures, show_pipeline
 from draftline.bench.shapes import Shape
 from draftline.bench.step import measure_step, step_figures
 from draftline.config import Products
 from draftline.drafter.cost import RowWork, step_cost
 from draftline.environment.compile_cache import use_compile_cache
+from draftline.environment.device import choose_device
 from draftline.environment.fingerprint import fingerprint
 from draftline.monitor.notices import Notices, stderr_console, stdout_console
-from draftline.target.load import choose_device
 
 CPU_CALLS = 9  # of a step, in `measure`
 
@@ -31,6 +28,8 @@ def bench(part: str, shape: Shape, loss: str, products: Products, as_json: bool)
         timing, cost = measure_step(shape, loss, products, device)
         figures = step_figures(shape, loss, products, timing, cost, ceiling(device))
     else:
+        from draftline.bench.capture import capture_figures, measure_capture  # a step does without transformers
+
         captured = measure_capture(shape, device)
         figures = capture_figures(shape, captured, ceiling(device))
     if as_json:
@@ -55,17 +54,6 @@ def warn_of_waiting(part: str, shape: Shape, tflop_per_s: float) -> None:
             f"  warning: {CPU_CALLS} steps of {tflop:.3g} TFLOP take this CPU {minutes:,.0f} minutes or more; "
             "`--shape tiny`, or fewer --sequence and --anchors, take seconds"
         )
-
-
-def bench_pipeline(wanted: Wanted, as_json: bool) -> None:
-    """Every placement in runs of its own; this process holds no device."""
-    notices = Notices(stderr_console() if as_json else stdout_console())
-    found = measure_pipeline(wanted, notices)
-    figures = pipeline_figures(wanted, this_machine(), found)
-    if as_json:
-        print(json.dumps(figures | {"environment": fingerprint()}))
-    else:
-        show_pipeline(figures, notices)
 
 
 def text(value: object) -> str:

@@ -14,8 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 
 from draftline.records import DrafterSpec
 
@@ -182,6 +180,10 @@ def rope_frequencies(spec: DrafterSpec) -> tuple[Tensor, float]:
         rotary = int(spec.head_dim * parameters.get("partial_rotary_factor", 1.0))
         exponent = torch.arange(0, rotary, 2, dtype=torch.int64).float() / rotary
         return 1.0 / parameters["rope_theta"] ** exponent, 1.0
+    # Not above: transformers reads 1,700 files when it is imported, and a drafter without a target needs none of them.
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+
     config = Qwen3Config(
         hidden_size=spec.hidden_size,
         num_attention_heads=spec.num_attention_heads,

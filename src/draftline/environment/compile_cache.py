@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from pathlib import Path
-
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from draftline.environment import variables
 from draftline.environment.fingerprint import compiler_stack
@@ -21,13 +20,19 @@ def use_compile_cache() -> Path:
     when parts of its compiler are imported, is not. Call it before the first compilation.
     """
     named = variables.inductor_cache()
-    if named is None or named == Path(default_cache_dir()):
+    if named is None or is_torchs_default(named):
         named = cache_folder(variables.cache_home(), compiler_stack())
     folder = named.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     variables.set_inductor_cache(folder)
     variables.default_triton_cache(folder / "triton")
     return folder
+
+
+def is_torchs_default(folder: Path) -> bool:
+    """Whether torch would choose it: torchinductor_USER among the temporary files (`default_cache_dir`, which is not
+    asked, because its package loads the whole compiler)."""
+    return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith("torchinductor_")
 
 
 def cache_folder(home: Path, stack: dict[str, str]) -> Path:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from torch._dynamo.utils import counters
 
 from draftline.errors import RunError
 
@@ -16,7 +15,15 @@ REPORT = "this is never right: report it with the recipe and the run's events.js
 
 
 def graph_counts() -> dict[str, int]:
-    """What torch has compiled in this process so far. draftline's step is not compiled by torch, so it adds nothing."""
+    """What torch has compiled in this process so far. draftline's step is not compiled by torch, so it adds nothing.
+
+    Where nobody has loaded torch's compiler it has compiled nothing, and is not loaded to be asked: that takes 800
+    modules, sympy among them.
+    """
+    if "torch._dynamo.utils" not in sys.modules:
+        return {"graphs": 0, "graph breaks": 0}
+    from torch._dynamo.utils import counters
+
     return {
         "graphs": counters["stats"]["unique_graphs"],
         "graph breaks": sum(counters["graph_break"].values()),

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
 import torch
-import torch._dynamo.config
-import torch._functorch.config
-import torch._inductor.config
-import torch.compiler.config
-import torch.fx.experimental._config
 import torch.utils.deterministic
 
 from draftline.config import Override
 from draftline.environment import variables
 from draftline.errors import InputError
 
-CONFIGS: dict[str, ModuleType] = {
-    module.__name__: module
-    for module in (
-        torch._dynamo.config,
-        torch._functorch.config,
-        torch._inductor.config,
-        torch.compiler.config,
-        torch.fx.experimental._config,
-    )
-}
+# Loaded when a recipe names a setting of theirs: two of them bring torch's whole compiler, 800 modules and more.
+CONFIGS = (
+    "torch._dynamo.config",
+    "torch._functorch.config",
+    "torch._inductor.config",
+    "torch.compiler.config",
+    "torch.fx.experimental._config",
+)
 BACKENDS: dict[str, object] = {  # settings outside the config modules, and torch's defaults
     "torch.backends.cuda.matmul.fp32_precision": "none",
     "torch.backends.cudnn.conv.fp32_precision": "tf32",
@@ -62,7 +57,9 @@ def configure_torch(device: torch.device, threads: int | None = None) -> None:
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(device.type == "cpu")
+    deterministic = device.type == "cpu"
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # to say so loads torch's compiler
+        torch.use_deterministic_algorithms(deterministic)
     # With determinism torch also fills every new tensor with NaN, 260 times a step: no result needs it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
@@ -119,9 +116,9 @@ def setting(path: str) -> object:
 
 def holder_of(path: str) -> tuple[Any, str]:
     """The config module of a path and the setting's name in it, which may hold dots (triton.cudagraphs); or None."""
-    for name, module in CONFIGS.items():
-        if path.startswith(f"{name}."):
-            return module, path.removeprefix(f"{name}.")
+    for module in CONFIGS:
+        if path.startswith(f"{module}."):
+            return importlib.import_module(module), path.removeprefix(f"{module}.")
     return None, path
 
 
@@ -147,10 +144,12 @@ def changed_switches() -> dict[str, object]:
 
     Names are torch's own, `torch._dynamo.config.recompile_limit`, or of an environment variable: torch takes many
     variables as the default itself, so a comparison of settings alone would not show TORCHDYNAMO_SUPPRESS_ERRORS=1.
+    A config module that nobody has loaded nobody has changed.
     """
     changed: dict[str, object] = {}
-    for module in CONFIGS.values():
-        changed.update(changed_in(module))
+    for module in CONFIGS:
+        if module in sys.modules:
+            changed.update(changed_in(sys.modules[module]))
     changed.update({path: value for path, default in BACKENDS.items() if (value := setting(path)) != default})
     if torch.get_default_dtype() != torch.float32:
         changed["torch.get_default_dtype()"] = torch.get_default_dtype()

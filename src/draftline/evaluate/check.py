@@ -16,6 +16,7 @@ from draftline.data.template import Unusable
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
+from draftline.environment.device import choose_device
 from draftline.errors import InputError
 from draftline.evaluate.decoding import DecodingTask, measure
 from draftline.evaluate.evaluation import check_fit, load_drafter
@@ -28,7 +29,7 @@ from draftline.records import Conversation, DrafterSpec
 from draftline.target.capture import FeatureCapture
 from draftline.target.derive import derive_spec
 from draftline.target.generate import Generator
-from draftline.target.load import Target, choose_device, load_target
+from draftline.target.load import Target, load_target
 
 QUESTIONS = (
     "What is the capital of France?",

@@ -18,6 +18,7 @@ from draftline.data.template import Unusable
 from draftline.decode.chain import Decoded
 from draftline.drafter.model import Drafter, holding
 from draftline.environment import variables
+from draftline.environment.device import choose_device
 from draftline.errors import InputError
 from draftline.evaluate.decoding import DecodingTask, Measured, measure
 from draftline.evaluate.server import Requests, evaluate_server
@@ -27,7 +28,7 @@ from draftline.export.speculators import BORROWED
 from draftline.monitor.notices import Notices, stderr_console, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.records import Conversation, DrafterSpec, EvalReport
-from draftline.target.load import Target, choose_device, load_target
+from draftline.target.load import Target, load_target
 
 
 @dataclass(frozen=True)

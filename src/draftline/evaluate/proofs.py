@@ -5,7 +5,8 @@ Each returns its figure, or raises InputError with what was expected, what was f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -90,8 +91,9 @@ def prove_slots(target: Target, step: DrafterStep) -> float:
 def prove_decoding_logits(target: Target, step: DrafterStep, batch: FeatureBatch) -> float:
     """Logits of two blocks of two documents, the training forward against the decoding loop (SPEC 9.4).
 
-    The training side is the step's own forward on its own batch; features come from the two paths as well: captured for
-    training, and through the target's cache. Returns the largest relative difference of a slot.
+    The training side is the step's own forward on its own batch. Features come from the two paths as well: captured for
+    training, and through the target's cache; a target without its layers has the captured ones for both. Returns the
+    largest relative difference of a slot.
     """
     blocks = sample_blocks(batch.packed, step.anchors, step.seed)
     places = two_blocks(blocks)
@@ -102,7 +104,9 @@ def prove_decoding_logits(target: Target, step: DrafterStep, batch: FeatureBatch
         trained = logits_of(target, torch.stack([hidden[row, first, 1:], hidden[row, second, 1:]]))
         start, stops = int(blocks.start[row, first]), [int(blocks.anchor[row, n]) for n in (first, second)]
         text = batch.packed.ids[row, start : stops[1] + 1].tolist()
-        decoded = decoded_logits(target, step.drafter, text, [stop - start for stop in stops])
+        captured = batch.taps[row : row + 1, start:]
+        features = through_cache(target, step, text) if target.has_layers else partial(between, captured)
+        decoded = decoded_logits(target, step.drafter, text, [stop - start for stop in stops], features)
         errors.append(judged(target, trained.flatten(0, 1), decoded.flatten(0, 1)))
     limit, worst = decoding_limit(target), float(torch.tensor(errors).max())  # nan stays nan
     if not worst <= limit:
@@ -126,15 +130,31 @@ def two_blocks(blocks: Blocks) -> list[tuple[int, int, int]]:
     return found[:2]
 
 
-def decoded_logits(target: Target, drafter: Drafter, text: list[int], anchors: Sequence[int]) -> Tensor:
-    """Logits [2, B-1, V] of the decoding loop with the target's cache, at two anchors of a text, one after the
-    other."""
-    verifier = CachedTarget(target, drafter.spec.target_layer_ids)
+Features = Callable[[int, int], Tensor]  # [1, T, K*d] of a text from a position up to another, asked for in order
+
+
+def between(captured: Tensor, begin: int, end: int) -> Tensor:
+    return captured[:, begin:end]
+
+
+def through_cache(target: Target, step: DrafterStep, text: list[int]) -> Features:
+    verifier = CachedTarget(target, step.drafter.spec.target_layer_ids)
+
+    def features(begin: int, end: int) -> Tensor:
+        _, taps = verifier.forward(text[begin:end], logits_for=1)
+        assert taps is not None
+        return taps
+
+    return features
+
+
+def decoded_logits(
+    target: Target, drafter: Drafter, text: list[int], anchors: Sequence[int], features: Features
+) -> Tensor:
+    """Logits [2, B-1, V] of the decoding loop at two anchors of a text, one after the other."""
     proposer = CachedDrafter(drafter, target)
     logits, begin = [], 0
     for anchor in dict.fromkeys(anchors):
-        _, features = verifier.forward(text[begin:anchor], logits_for=1)
-        assert features is not None
-        logits.append(proposer.forward(text[anchor], features))
+        logits.append(proposer.forward(text[anchor], features(begin, anchor)))
         begin = anchor
     return torch.stack([logits[0], logits[-1]])

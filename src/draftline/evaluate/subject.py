@@ -125,6 +125,4 @@ def drafter_gates(subject: Subject) -> Iterator[Gate[Any]]:
     own = (lambda: subject.own) if subject.target.has_layers else (lambda: [])
     documents = (lambda: subject.documents) if subject.target.has_layers else (lambda: [])
     yield Gate("labels", lambda: prove_labels(subject.target, step, batch, documents(), own()))
-    if not subject.target.has_layers:
-        return
     yield Gate("decoding logits", lambda: prove_decoding_logits(subject.target, step, batch), relative_figure)

@@ -70,7 +70,7 @@ class RunState:
     recipe: dict[str, Any] = field(default_factory=dict)
     fingerprint: dict[str, str] = field(default_factory=dict)
     derived: dict[str, Any] = field(default_factory=dict)
-    gates: dict[str, str] = field(default_factory=dict)  # of the preflight, with the figures that prove them
+    gates_by_rank: dict[int, dict[str, str]] = field(default_factory=dict)  # passed before the first step, with figures
     total_steps: int = 0
     best_tokens_per_s: float | None = None
     first_s: float = 0.0  # unix time of the first event of all
@@ -111,14 +111,14 @@ class RunState:
             self._start(time_s, event)
         elif isinstance(event, Evaluation):
             self.evaluations.append(event.report)
+        elif isinstance(event, Preflight):
+            self.gates_by_rank[logged.rank] = event.gates
         else:
             self._note(time_s, event)
 
-    def _note(self, time_s: float, event: Derived | Preflight | CheckpointWritten | Alarm | Health | RunEnded) -> None:
+    def _note(self, time_s: float, event: Derived | CheckpointWritten | Alarm | Health | RunEnded) -> None:
         if isinstance(event, Derived):
             self.derived = event.values
-        elif isinstance(event, Preflight):
-            self.gates = event.gates
         elif isinstance(event, CheckpointWritten):
             self.checkpoints.append(event)
         elif isinstance(event, Alarm):
@@ -141,6 +141,14 @@ class RunState:
         self.proxy_tau.add(report.step, report.proxy_tau)
         self.tokens += report.tokens
         self.tokens_seen.add(time_s, self.tokens)
+
+    @property
+    def gates(self) -> dict[str, str]:
+        """Of rank 0, and what only others passed: in a split, those of the target's layers."""
+        passed: dict[str, str] = {}
+        for _, gates in sorted(self.gates_by_rank.items()):
+            passed = gates | passed
+        return passed
 
     @property
     def newest_evaluations(self) -> list[EvalReport]:

@@ -223,15 +223,6 @@ def target_dtype(name: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. Asking for CUDA without one is an InputError."""
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise InputError("placement.device is cuda, but torch sees no CUDA device", "use placement.device=cpu or auto")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
 def check_folder(path: str) -> None:
     """Name the faults of a local folder before transformers turns them into a hub look-up."""
     folder = Path(path)

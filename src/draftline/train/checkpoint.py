@@ -17,8 +17,8 @@ from draftline.errors import InputError, RunError
 from draftline.export.jsonfile import sync
 from draftline.export.layout import drafter_shapes, read_tensors
 from draftline.records import DrafterSpec
+from draftline.train.folder import PREFIX, complete_checkpoints
 
-PREFIX = "step-"
 STATE_KEYS = ("step", "spec", "provenance", "tokens", "identity", "recipe")
 
 
@@ -78,11 +78,6 @@ def write_checkpoint(
     for old in complete_checkpoints(root)[:-keep]:
         shutil.rmtree(old)
     return final
-
-
-def complete_checkpoints(root: Path) -> list[Path]:
-    """Checkpoint folders, oldest first. A half-written one has another name and is never among them."""
-    return sorted(path for path in root.glob(f"{PREFIX}*") if path.is_dir())
 
 
 def newest_checkpoint(root: Path) -> Checkpoint | None:

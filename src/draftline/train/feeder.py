@@ -36,6 +36,18 @@ class Feeder:
     before: Handed | None = None
     trace: Trace | None = None
 
+    def hand_on_samples(self) -> None:
+        """The first micro-batch of each drafter, before the run: their gates are passed on what the channel brings."""
+        plan, heart = self.setting.ranks.plan, self.setting.ranks.heart
+        for index in range(plan.drafters):
+            if index % plan.targets == self.setting.ranks.role.target:
+                with heart.phase("capture", f"of micro-batch {index}, for the preflight"):
+                    with memory_told("capture", self.setting):
+                        batch = self.capture(self.setting.stream.batch(index))
+                    if self.outbox is not None:
+                        self.outbox.flush()
+                self.hand_on(batch)
+
     def run(self, first_step: int) -> None:
         """Capture from a step on until the end, or until the drafters want no more. Signals are for them to answer."""
         setting, heart, clock = self.setting, self.setting.ranks.heart, self.setting.clock

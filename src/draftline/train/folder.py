@@ -12,6 +12,8 @@ import yaml
 from draftline.config import Recipe
 from draftline.errors import InputError, RunError
 
+PREFIX = "step-"  # of a checkpoint's folder
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -78,3 +80,8 @@ def open_run_folder(path: str, resume: bool) -> RunFolder:
     except OSError as error:
         raise InputError(f"train.out {path}: {error.strerror}", "name a folder on a writable disk") from error
     return folder
+
+
+def complete_checkpoints(root: Path) -> list[Path]:
+    """Checkpoint folders, oldest first. A half-written one has another name and is never among them."""
+    return sorted(path for path in root.glob(f"{PREFIX}*") if path.is_dir())

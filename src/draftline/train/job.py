@@ -25,6 +25,7 @@ from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.products import refuse_fp8_device, refuse_fp8_sizes
 from draftline.drafter.step import DrafterStep
+from draftline.environment.device import choose_device
 from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
@@ -32,7 +33,7 @@ from draftline.monitor.phases import Phase, PhaseClock
 from draftline.records import Conversation, DrafterSpec
 from draftline.target.derive import derive_spec
 from draftline.target.frame import load_frame
-from draftline.target.load import Target, choose_device, load_target
+from draftline.target.load import Target, load_target
 from draftline.target.shard import load_target_shard
 from draftline.train.features import Source, Wanted, adopt, feature_source, foreign_samples
 from draftline.train.optimizer import Optimizer

@@ -29,8 +29,7 @@ from draftline.config import Recipe
 from draftline.environment import variables
 from draftline.errors import InputError, Interrupted, RunError
 from draftline.monitor.notices import Notices
-from draftline.train.checkpoint import complete_checkpoints
-from draftline.train.folder import RunFolder
+from draftline.train.folder import RunFolder, complete_checkpoints
 from draftline.train.interruption import SIGNALS
 from draftline.train.plan import Plan, World, make_plan, ranks_wanted
 
@@ -59,9 +58,9 @@ def local_world(recipe: Recipe) -> World:
 
 
 def needs_launcher(recipe: Recipe, world: World) -> bool:
-    """Whether ranks run in processes of their own. One rank does on a GPU, where the 6 s of CPU time that a second
-    process takes to import everything vanish beside loading and compiling, and a restart may save a night; on a CPU
-    only if restarts are asked for, so that a quickstart starts at once."""
+    """Whether ranks run in processes of their own. One rank does on a GPU, where the 2 s that a launcher takes to load
+    torch vanish beside loading and compiling, and a restart may save a night; on a CPU only if restarts are asked for,
+    so that a quickstart starts at once."""
     return world.ranks > 1 or world.device == "cuda" or bool(recipe.placement.max_restarts)
 
 

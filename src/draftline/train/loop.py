@@ -174,7 +174,8 @@ class Loop:
         self.tokens += report.tokens
         self.tokens_this_attempt += report.tokens
         self.last_report = report
-        self.log.write(Step(report))
+        if self.job.ranks.first:  # it is the same on every rank, and readers add up the tokens
+            self.log.write(Step(report))
         shown = {"loss": report.loss, "proxy_tau": report.proxy_tau, "grad_norm": report.grad_norm} | self.watch.shown
         self.progress.advance(1, tokens=report.tokens, **shown)
 

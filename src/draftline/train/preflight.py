@@ -10,17 +10,19 @@ from typing import Any
 
 from rich.text import Text
 
-from draftline.data.excerpt import excerpt
+from draftline.data.excerpt import excerpt, excerpt_of
 from draftline.data.inspection import TRAINED_CLOSE, TRAINED_OPEN, marked_row
 from draftline.data.proofs import row_of
 from draftline.errors import InputError, RunError
-from draftline.evaluate.gates import Gate, Gates
+from draftline.evaluate.gates import NAME_WIDTH, Gate, Gates
 from draftline.evaluate.subject import Subject, data_gates, drafter_gates, target_gates
 from draftline.monitor.events import Preflight
 from draftline.monitor.notices import Notices
+from draftline.target.capture import FeatureCapture
 from draftline.train.folder import RunFolder
 from draftline.train.footprint import copies_on, prove_disk, prove_memory
-from draftline.train.job import Job
+from draftline.train.job import Job, Setting
+from draftline.train.preparation import subject_of as target_subject
 from draftline.train.publishing import publish_drafter
 from draftline.train.trial import prove_masters, prove_trial
 from draftline.train.warm_up import compile_kernels
@@ -30,7 +32,8 @@ EXCERPT_ANCHORS = 8  # blocks a row where the training's own batch would take to
 
 
 def preflight(job: Job, folder: RunFolder, notices: Notices) -> Preflight:
-    """Pass every gate, in the order in which a fault would be understood. Raises InputError at the first that fails.
+    """Pass every gate, in the order in which a fault would be understood. Collective; raises InputError on every rank
+    at the first gate that fails on any.
 
     Weights, optimizer and random state are afterwards what they were. A few seconds; longer than one training step only
     where steps are shorter than that.
@@ -38,19 +41,40 @@ def preflight(job: Job, folder: RunFolder, notices: Notices) -> Preflight:
     notices.section("preflight")
     gates = Gates(notices)
     show_rows(job, notices)
-    gates.all(gates_of(job, folder))
+    job.ranks.together(lambda: gates.all(gates_before_features(job, folder)))
+    for role, passed in zip(job.ranks.plan.roles, job.ranks.gather(None), strict=True):
+        if passed is not None:
+            notices.say(f"  ok    {'target'.ljust(NAME_WIDTH)}  on rank {role.rank}: {', '.join(passed.gates)}")
+    subject = subject_of(job)
+    job.ranks.together(lambda: gates.all(gates_of_features(job, folder, subject)))
     seconds = gates.seconds
     notices.say(f"  {len(gates.figures)} gates passed in {seconds:.1f} s")
     return Preflight(gates.figures, seconds)
 
 
-def gates_of(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
+def prove_target(setting: Setting, notices: Notices) -> Preflight:
+    """The target's gates, on a rank that captures for others. Collective with their `preflight`, which says them."""
+    capture = FeatureCapture(setting.target, setting.spec.target_layer_ids, setting.loss.needs_final)
+    notices.facts(setting.target.speed)
+    gates, recipe = Gates(notices), setting.recipe
+    setting.ranks.together(
+        lambda: gates.all(target_gates(target_subject(recipe, capture, setting.loss, setting.stream)))
+    )
+    passed = Preflight(gates.figures, gates.seconds)
+    setting.ranks.gather(passed)
+    return passed
+
+
+def gates_before_features(job: Job, folder: RunFolder) -> Iterator[Gate[Any]]:
+    """In a split the target's own gates are passed meanwhile, on the ranks that hold its layers (`prove_target`)."""
     yield Gate("disk", lambda: prove_disk(job, folder))
     yield Gate("memory", lambda: prove_memory(job))
     if job.step.fused is not None:
         yield Gate("kernels", lambda: prove_kernels(job))
     yield from data_gates(job.target, job.stream, job.examples)
-    subject = subject_of(job)
+
+
+def gates_of_features(job: Job, folder: RunFolder, subject: Subject) -> Iterator[Gate[Any]]:
     yield from target_gates(subject)
     whole = not job.ranks.plan.sharded  # a step over shards takes every rank, and a gate may fail on one alone
     if whole:
@@ -69,13 +93,20 @@ def prove_kernels(job: Job) -> str:
 
 def subject_of(job: Job) -> Subject:
     """On CUDA the fused step with the training's own first batch: what is proven is what runs. Elsewhere the plain step
-    on a few short documents, for a full batch of a real model would take minutes."""
-    assert job.capture is not None
-    if job.target.device.type == "cuda":
-        return Subject(job.target, job.step, job.capture, job.stream.batch(0))
-    step = copy.copy(job.step)
-    step.anchors = min(step.anchors, EXCERPT_ANCHORS)
-    return Subject(job.target, step, job.capture, excerpt(job.stream))
+    on a few short documents, for a full batch of a real model would take minutes.
+
+    A drafter of a split proves itself on the features of its first micro-batch as they come through the channel; it
+    waits for them here.
+    """
+    step, on_cuda = job.step, job.target.device.type == "cuda"
+    if not on_cuda:
+        step = copy.copy(step)
+        step.anchors = min(step.anchors, EXCERPT_ANCHORS)
+    if job.capture is not None:
+        return Subject(job.target, step, job.capture, job.stream.batch(0) if on_cuda else excerpt(job.stream))
+    received = job.features.get(job.own_micro_batches(0)[0])
+    batch = received if on_cuda else excerpt_of(received)
+    return Subject(job.target, step, lambda _: batch, batch.packed)
 
 
 def show_rows(job: Job, notices: Notices) -> None:

@@ -34,6 +34,7 @@ from draftline.data.stream import RowStream
 from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter
 from draftline.drafter.step import DrafterStep
+from draftline.environment.device import choose_device
 from draftline.environment.switches import configure_torch
 from draftline.errors import InputError, Interrupted
 from draftline.evaluate.gates import Gates
@@ -43,7 +44,7 @@ from draftline.monitor.progress import Progress
 from draftline.target.capture import FeatureCapture
 from draftline.target.derive import derive_spec
 from draftline.target.frame import load_frame
-from draftline.target.load import choose_device, load_target
+from draftline.target.load import load_target
 from draftline.train.features import Wanted, identity_of
 from draftline.train.interruption import Interruption
 from draftline.train.job import row_stream

@@ -11,11 +11,12 @@ from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_prompts
 from draftline.data.regenerate import RegenerateReport
 from draftline.data.regenerate import regenerate as write_answers
+from draftline.environment.device import choose_device
 from draftline.errors import InputError
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
 from draftline.target.generate import Generator
-from draftline.target.load import Target, choose_device, load_target
+from draftline.target.load import Target, load_target
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""A run from recipe to measured drafter: the ranks, the stages, then export, evaluation and summary."""
+"""A run from recipe to measured drafter, as one rank of it: the stages, then export, evaluation and summary."""
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from draftline.channel.routes import FeatureInbox, FeatureOutbox, FeatureSource
 from draftline.config import Recipe
@@ -18,22 +16,17 @@ from draftline.environment import variables
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.compile_guard import CompileGuard
 from draftline.environment.fingerprint import fingerprint
-from draftline.environment.overrides import enter_overrides
 from draftline.environment.switch_watch import SwitchWatch
 from draftline.environment.switches import apply_settings, configure_torch
 from draftline.errors import Interrupted, PeerLost, PlainError, RunError
 from draftline.evaluate.evaluation import EvalRequest, evaluate, prompt_ids
-from draftline.evaluate.gates import Gates
-from draftline.evaluate.subject import target_gates
 from draftline.export.folder import record_tau
 from draftline.export.speculators import speculators_config
-from draftline.monitor.events import Derived, Evaluation, EventLog, Preflight, RunEnded
+from draftline.monitor.events import Derived, Evaluation, EventLog, RunEnded
 from draftline.monitor.notices import Notices, stdout_console
 from draftline.monitor.progress import Progress
-from draftline.monitor.sinks import require
 from draftline.monitor.trace import Trace, trace_path
 from draftline.records import EvalReport
-from draftline.target.capture import FeatureCapture
 from draftline.target.load import load_target
 from draftline.train.auto import choose_placement
 from draftline.train.checkpoint import newest_checkpoint, refuse_other_identity
@@ -41,11 +34,9 @@ from draftline.train.connect import connect
 from draftline.train.feeder import Feeder
 from draftline.train.folder import RunFolder, open_run_folder
 from draftline.train.job import Job, Setting, assemble, colocated_source, derived_facts, feature_capture, prepare
-from draftline.train.launch import launch, local_world, needs_launcher
 from draftline.train.loop import Loop
 from draftline.train.monitoring import Monitoring
-from draftline.train.preflight import preflight
-from draftline.train.preparation import subject_of
+from draftline.train.preflight import preflight, prove_target
 from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.publishing import export_checkpoint
 from draftline.train.ranks import Ranks, alone, choose_rank_device, join, replan
@@ -54,24 +45,6 @@ from draftline.train.warm_up import warm_up
 from draftline.train.watch import Watch
 
 PEER_GRACE_S = 3.0  # the launcher should see the rank that failed before those that only lost it
-
-
-def train(recipe: Recipe, resume: bool = False) -> dict[str, Any]:
-    """Run a recipe; returns what summary.json holds. `resume` goes on from the newest complete checkpoint.
-
-    Starts the ranks that the recipe and this host ask for, or is one of them where a launcher has started it.
-    """
-    enter_overrides(recipe.overrides)
-    require(recipe.monitor.sinks)
-    if variables.launched():
-        return record(train_rank)(recipe, resume) or {}
-    world = local_world(recipe)
-    if not needs_launcher(recipe, world):
-        return train_alone(recipe, resume)
-    folder = open_run_folder(recipe.train.out, resume)
-    launch(recipe, folder, world, Notices(stdout_console()))
-    summary: dict[str, Any] = json.loads((folder.root / "summary.json").read_text(encoding="utf-8"))
-    return summary
 
 
 def this_process(recipe: Recipe) -> torch.device:
@@ -161,12 +134,15 @@ def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, noti
     ranks = setting.ranks
     with ranks.heart.phase("preparation"):
         feeder = ranks.together(lambda: Feeder(setting, feature_capture(setting, notices), outbox))
-        ranks.together(lambda: prove_target(setting, notices))  # while the drafters pass their preflight,
+        passed = prove_target(setting, notices)  # while the drafters pass the gates of their data,
+        feeder.hand_on_samples()
+        ranks.together(lambda: None)  # then those of the features,
         first_step = ranks.gather(ranks.together(lambda: 0))[0]  # and find the step to go on from
     with Monitoring(setting, folder, fingerprint()) as monitoring:
         log, _ = monitoring.enter(notices)
         feeder.log = log
         log.write(monitoring.started(first_step or None))
+        log.write(passed)
         feeder.trace = trace_of(setting, folder)
         feeder.run(first_step)
         log.write(RunEnded("completed"))
@@ -181,7 +157,7 @@ def train_drafter(
     alarms.look("after the target was loaded")
     with ranks.heart.phase("preparation"):
         job = ranks.together(lambda: ready(setting, notices, source, folder))
-        passed = ranks.together(lambda: preflight_of(job, folder, notices))
+        passed = preflight(job, folder, notices)
     with Monitoring(setting, folder, fingerprint()) as monitoring:
         log, watchman = monitoring.enter(notices)
         loop = Loop(job, folder, log, progress_of(job, notices), watchman, Watch(job, folder, log, notices), alarms)
@@ -190,9 +166,9 @@ def train_drafter(
             folder.write_recipe(recipe)
         log.write(monitoring.started(resumed_from if resume else None))
         alarms.start(loop.watch.raise_all)
-        log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
-        if passed is not None:
-            log.write(passed)
+        if ranks.first:
+            log.write(Derived(derived_facts(job) | {"data": job.stream.content_hash, "weights": job.target.identity}))
+        log.write(passed)
         try:
             loop.trace = trace_of(setting, folder)
             summary = finish(loop, notices)
@@ -209,13 +185,6 @@ def train_drafter(
     return summary
 
 
-def prove_target(setting: Setting, notices: Notices) -> None:
-    """The target's gates on a capturing rank; the drafters, which hold no layers, have none to prove."""
-    capture = FeatureCapture(setting.target, setting.spec.target_layer_ids, setting.loss.needs_final)
-    notices.facts(setting.target.speed)
-    Gates(notices).all(target_gates(subject_of(setting.recipe, capture, setting.loss, setting.stream)))
-
-
 def trace_of(setting: Setting, folder: RunFolder) -> Trace | None:
     """With train.trace, where this rank writes down what it does and when."""
     if not setting.recipe.train.trace:
@@ -227,16 +196,6 @@ def ready(setting: Setting, notices: Notices, source: FeatureSource, folder: Run
     job = assemble(setting, notices, source)
     foresee(job, folder)
     return job
-
-
-def preflight_of(job: Job, folder: RunFolder, notices: Notices) -> Preflight | None:
-    """Every rank that makes its own features passes the gates. A rank that receives them has none to prove anything on
-    before the channels flow: that is said."""
-    if job.capture is not None:
-        return preflight(job, folder, notices)
-    notices.section("preflight")
-    notices.say("  not in this placement: `draftline check` and one colocated rank prove the same target and drafter")
-    return None
 
 
 def progress_of(job: Job, notices: Notices) -> Progress:

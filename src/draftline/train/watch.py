@@ -60,10 +60,10 @@ class Watch:
         """Judge a step; False where it was not taken, and then it is no part of the run's history."""
         self.rate = report.lr
         if is_finite(report.loss, report.grad_norm):
-            self.raise_all(self.alarms.step(report, rows))
+            self.raise_once(self.alarms.step(report, rows))
             return True
         path = self.write_rows(report.step)
-        self.raise_all(self.alarms.skipped(report.step, report.loss, report.grad_norm, rows, path))
+        self.raise_once(self.alarms.skipped(report.step, report.loss, report.grad_norm, rows, path))
         if self.alarms.is_over:
             self.ended = f"{self.alarms.skipped_steps} steps had a loss or gradient that is not finite"
         return False
@@ -108,8 +108,10 @@ class Watch:
         return float(micro.committed / micro.verify_steps)
 
     def write_rows(self, step: int) -> str:
-        """Append the documents of a step to RUN/not_finite_rows.jsonl; its path."""
+        """Append the documents of a step, all ranks', to RUN/not_finite_rows.jsonl, by rank 0; its path."""
         path = self.folder.root / "not_finite_rows.jsonl"
+        if not self.job.ranks.first:
+            return str(path)
         lines = [json.dumps(entry) + "\n" for entry in self.rows_of(step)]
         with path.open("a", encoding=TEXT) as file:
             file.writelines(lines)
@@ -123,6 +125,11 @@ class Watch:
             text = str(self.job.target.tokenizer.decode(ids))
             entries.append({"step": step, "where": stream.where[document], "text": text, "ids": ids})
         return entries
+
+    def raise_once(self, alarms: list[Alarm]) -> None:
+        """What every drafter finds in the same numbers is rank 0's to say; a run that ends for it ends on all."""
+        if self.job.ranks.first:
+            self.raise_all(alarms)
 
     def raise_all(self, alarms: list[Alarm]) -> None:
         """Write and show alarms; where the recipe says so, one of them ends the run."""
