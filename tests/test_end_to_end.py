@@ -91,12 +91,12 @@ def test_the_summary(home: Path) -> None:
 
 def test_the_events(home: Path) -> None:
     events = events_of(home / "run")
-    kinds = [
-        RunStarted, Derived, Preflight, Step, Step, CheckpointWritten, Step, Evaluation, CheckpointWritten, Evaluation,
-        RunEnded,
-    ]  # fmt: skip
-    beside = (Phases, Resources, Health)
+    kinds = [RunStarted, Derived, Preflight, Step, Step, Step, Evaluation, Evaluation, RunEnded]
+    beside = (Phases, Resources, Health, CheckpointWritten)  # a checkpoint is written while training goes on
     assert [type(event) for event in events if not isinstance(event, beside)] == kinds
+    steps = [index for index, event in enumerate(events) if isinstance(event, Step)]
+    saved = [index for index, event in enumerate(events) if isinstance(event, CheckpointWritten)]
+    assert saved[0] > steps[1] and saved[1] > steps[2]
     times = [event for event in events if isinstance(event, Phases)]
     assert [event.step for event in times] == [0, 1, 2]
     assert all({"data", "capture", "forward", "backward", "optimizer"} <= event.phases.keys() for event in times)
