@@ -82,7 +82,8 @@ def gates_of_features(job: Job, folder: RunFolder, subject: Subject) -> Iterator
     yield from drafter_gates(subject)
     if whole:
         yield Gate("trial step", lambda: prove_trial(subject.step, job.optimizer, subject.batch, copies_on(job)))
-    yield Gate("export", lambda: prove_export(job, folder))
+    if job.ranks.first:  # the one rank that exports; eight would write eight drafters at once
+        yield Gate("export", lambda: prove_export(job, folder))
 
 
 def prove_kernels(job: Job) -> str:
