@@ -36,7 +36,7 @@ class Feeder:
     before: Handed | None = None
     trace: Trace | None = None
 
-    def hand_on_samples(self) -> None:
+    def hand_on_for_preflight(self) -> None:
         """The first micro-batch of each drafter, before the run: their gates are passed on what the channel brings."""
         plan, heart = self.setting.ranks.plan, self.setting.ranks.heart
         for index in range(plan.drafters):

@@ -22,7 +22,7 @@ from draftline.target.capture import FeatureCapture
 from draftline.train.folder import RunFolder
 from draftline.train.footprint import copies_on, prove_disk, prove_memory
 from draftline.train.job import Job, Setting
-from draftline.train.preparation import subject_of as target_subject
+from draftline.train.preparation import target_subject
 from draftline.train.publishing import publish_drafter
 from draftline.train.trial import prove_masters, prove_trial
 from draftline.train.warm_up import compile_kernels

@@ -99,7 +99,7 @@ def prepare(recipe: Recipe, folder: Path, shard_bytes: int) -> Index:
         notices.section("preflight")
         gates = Gates(notices)
         gates.all(data_gates(target, stream, examples))
-        gates.all(target_gates(subject_of(recipe, capture, loss, stream)))
+        gates.all(target_gates(target_subject(recipe, capture, loss, stream)))
         write_all(work, stream, capture, notices)
     size_bytes = sum(shard.size_bytes for shard in work.shards())
     notices.facts(
@@ -111,7 +111,7 @@ def prepare(recipe: Recipe, folder: Path, shard_bytes: int) -> Index:
     return work.index()
 
 
-def subject_of(recipe: Recipe, capture: FeatureCapture, loss: LossKind, stream: RowStream) -> Subject:
+def target_subject(recipe: Recipe, capture: FeatureCapture, loss: LossKind, stream: RowStream) -> Subject:
     """What training proves of a target before its first step is proven here: later its layers are not loaded."""
     target = capture.target
     with torch.device("meta"):  # the drafter is asked for its shape and for what it embeds, and never run

@@ -135,7 +135,7 @@ def feed(setting: Setting, outbox: FeatureOutbox | None, folder: RunFolder, noti
     with ranks.heart.phase("preparation"):
         feeder = ranks.together(lambda: Feeder(setting, feature_capture(setting, notices), outbox))
         passed = prove_target(setting, notices)  # while the drafters pass the gates of their data,
-        feeder.hand_on_samples()
+        feeder.hand_on_for_preflight()
         ranks.together(lambda: None)  # then those of the features,
         first_step = ranks.gather(ranks.together(lambda: 0))[0]  # and find the step to go on from
     with Monitoring(setting, folder, fingerprint()) as monitoring:
