@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from draftline.train.loop import Loop
 from draftline.train.optimizer import Optimizer
 from runs import assert_same_bits, checkpoint_names, write_recipe
 
+FIRST = Path("checkpoints/step-0000004")
 LAST = Path("checkpoints/step-0000008")
 TWO_SLOTS = "placement.channel_gib=5.0e-5"  # so that capture is not yet done with everything when it is disturbed
 SPLIT = ["placement.kind=split", "placement.targets=1", "placement.drafters=1", TWO_SLOTS]
@@ -56,11 +58,13 @@ FAULTS = [
 def test_a_rank_that_dies_is_named_and_the_weights_are_the_same_bits(
     home: Path, tmp_path: Path, placement: list[str], fault: Fault, said: str
 ) -> None:
-    ended = run_world(home / "recipe.yaml", f"train.out={tmp_path / 'run'}", *placement, hook=fault)
+    run = tmp_path / "run"
+    fault = replace(fault, once=run / FIRST)
+    ended = run_world(home / "recipe.yaml", f"train.out={run}", *placement, hook=fault)
     assert ended.code == 0, ended.out
     assert said in ended.out
     assert "restart 1 of 3, from step-0000004" in ended.out
-    assert_same_bits(tmp_path / "run" / LAST, home / "one" / LAST)
+    assert_same_bits(run / LAST, home / "one" / LAST)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,7 @@ def test_a_signal_saves_first_and_all_ranks_leave_at_one_step(
 def test_resumed_with_another_number_of_drafters(home: Path, two: Path, tmp_path: Path) -> None:
     """At the same place in the data: the steps, their tokens and their losses are those of a run that never changed."""
     run = tmp_path / "run"
-    shutil.copytree(home / "one/checkpoints/step-0000004", run / "checkpoints/step-0000004")
+    shutil.copytree(home / "one" / FIRST, run / FIRST)
     ended = run_world(home / "recipe.yaml", f"train.out={run}", *TWO, resume=True)
     assert ended.code == 0, ended.out
     seen = [e.event.report for e in read_events(run / "events.jsonl").events if isinstance(e.event, Step)]
@@ -168,13 +172,14 @@ def test_out_of_memory_says_what_was_predicted_and_what_to_lower(home: Path, tmp
 
 
 def test_a_full_disk_ends_the_run_and_harms_no_earlier_checkpoint(home: Path, two: Path, tmp_path: Path) -> None:
-    """Rank 0's files may not grow past 20,000 bytes from the fifth step on: the second checkpoint does not fit."""
+    """Rank 0's files may not grow past 20,000 bytes once the first checkpoint is whole: the second does not fit."""
     run = tmp_path / "run"
 
     def fill() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    ended = run_world(home / "recipe.yaml", f"train.out={run}", *TWO, hook=Fault(0, Loop, "train_step", 7, fill))
+    fault = Fault(0, Loop, "train_step", 7, fill, once=run / FIRST)
+    ended = run_world(home / "recipe.yaml", f"train.out={run}", *TWO, hook=fault)
     assert ended.code == 1
     assert f"checkpoint {run / LAST} could not be written" in ended.out and "restart" not in ended.out
     assert checkpoint_names(run) == ["step-0000004"]

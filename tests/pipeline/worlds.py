@@ -104,13 +104,18 @@ def launcher(
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one rank of the first attempt at the nth call of a method."""
+    """What happens to one rank of the first attempt at the nth call of a method.
+
+    once: a path that must exist first, at most `LIMIT_S` seconds later: a checkpoint, which is written while training
+    goes on and so may be there later than the step after it.
+    """
 
     rank: int
     owner: Any
     method: str
     call: int
     happens: Callable[[], None]
+    once: Path | None = None
 
     def __call__(self) -> None:
         if os.environ["RANK"] != str(self.rank) or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
@@ -120,10 +125,20 @@ class Fault:
         def broken(*args: Any, **words: Any) -> Any:
             calls[0] += 1
             if calls[0] == self.call:
+                if self.once is not None:
+                    until_exists(self.once)
                 self.happens()
             return whole(*args, **words)
 
         setattr(self.owner, self.method, broken)
+
+
+def until_exists(path: Path) -> None:
+    limit = time.monotonic() + LIMIT_S
+    while not path.exists():
+        if time.monotonic() > limit:
+            raise AssertionError(f"{path} was not there after {LIMIT_S} s")
+        time.sleep(0.01)
 
 
 def killed() -> None:
