@@ -18,7 +18,7 @@ from draftline.data.stream import RowStream
 from draftline.decode.chain import Limits, Sampler, decode_plain
 from draftline.drafter.anchors import sample_blocks
 from draftline.drafter.losses import LossKind
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import Drafter, untrained
 from draftline.drafter.step import DrafterStep
 from draftline.records import TokenRow
 from draftline.target.capture import FeatureCapture
@@ -40,8 +40,7 @@ class Trained:
 def train(target: Target, rows: Sequence[TokenRow], steps: int, row_length: int) -> Trained:
     """Batches of 4 packed rows, as many epochs as the steps need."""
     spec = spec_for(target, mask_token_id=31)
-    drafter = Drafter(spec)
-    drafter.init_weights(seed=0, std=0.1)
+    drafter = untrained(spec, seed=0, std=0.1)
     loss = LossKind("ce", "exponential", gamma=4.0, alpha=0.5)
     step = DrafterStep(drafter, target.embed, target.parts.head, loss, anchors=24, seed=0)
     capture = FeatureCapture(target, spec.target_layer_ids, loss.needs_final)

@@ -14,7 +14,7 @@ from rich.text import Text
 from draftline.config import Recipe, load_recipe
 from draftline.data.conversations import read_prompts
 from draftline.decode.chain import Decoded
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import untrained
 from draftline.errors import InputError
 from draftline.evaluate.decoding import Measured, measure
 from draftline.evaluate.evaluation import EvalRequest, decoding_task, evaluate_here, load_request_target
@@ -79,13 +79,13 @@ def show_results(recipe: Recipe, assets: Path, out: Path, notices: Notices) -> N
     notices.section("held-out prompts")
     target = load_request_target(request)
     trained = evaluate_here(request, target)
-    untrained = measure_untrained(recipe, request, target)
+    before = measure_untrained(recipe, request, target)
     record_tau(export, [trained.report])
     notices.table(
         ["drafter", "tau", "tokens/s", "prompts"],
         [
             [name, f"{m.report.tau:.2f}", f"{m.report.tokens_per_s:,.0f}", m.report.prompts]
-            for name, m in (("untrained", untrained), ("trained", trained))
+            for name, m in (("untrained", before), ("trained", trained))
         ],
     )
     report = trained.report
@@ -114,8 +114,7 @@ def show_results(recipe: Recipe, assets: Path, out: Path, notices: Notices) -> N
 def measure_untrained(recipe: Recipe, request: EvalRequest, target: Target) -> Measured:
     """The same drafter before its first step, on a few of the prompts: what decoding gains without training."""
     request = replace(request, compare_plain=False, max_prompts=UNTRAINED_PROMPTS)
-    drafter = Drafter(read_spec(request.draft))
-    drafter.init_weights(recipe.train.seed)
+    drafter = untrained(read_spec(request.draft), recipe.train.seed)
     return measure(target, drafter.eval().requires_grad_(False), decoding_task(request, target), lambda _: None)
 
 

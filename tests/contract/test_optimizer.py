@@ -11,6 +11,7 @@ from torch import nn
 
 from drafter_samples import features, make_spec, make_step, random_document
 from draftline.config import OptimSection
+from draftline.drafter.model import untrained
 from draftline.train.optimizer import Optimizer, learning_rate
 
 SECTION = OptimSection()
@@ -115,7 +116,7 @@ def test_norm_weights_at_one_move_under_bf16_compute() -> None:
     """CASES 10: bf16 features and head, lr 6e-4. The masters are float32; bf16 would stand still."""
     spec = make_spec()
     step = make_step(spec)
-    step.drafter.init_weights(0)
+    step.drafter.load_state_dict(untrained(spec, seed=0).state_dict())
     for name, p in step.drafter.named_parameters():
         if name.endswith("norm.weight"):
             p.data.fill_(1.0)

@@ -22,7 +22,7 @@ from draftline.decode import models
 from draftline.drafter import step as step_module
 from draftline.drafter.anchors import SlotTargets
 from draftline.drafter.attention import DenseAttention
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import Drafter, untrained
 from draftline.drafter.step import DrafterStep
 from draftline.errors import InputError
 from draftline.evaluate.labels import prove_labels
@@ -254,21 +254,16 @@ def untied_head(job: Job, patch: Patch) -> Job:
 
 def respecified(**changes: Any) -> Inject:
     def inject(job: Job, patch: Patch) -> Job:
-        return with_drafter(job, initialised(Drafter(replace(job.spec, **changes))))
+        return with_drafter(job, untrained(replace(job.spec, **changes), seed=0))
 
     return inject
-
-
-def initialised(drafter: Drafter) -> Drafter:
-    drafter.init_weights(0)
-    return drafter
 
 
 def other_frequencies(**rope: Any) -> Inject:
     """A spec that says the right thing, and a drafter that turns by another."""
 
     def inject(job: Job, patch: Patch) -> Job:
-        drafter = initialised(Drafter(job.spec))
+        drafter = untrained(job.spec, seed=0)
         parameters = {k: v for k, v in job.spec.rope_parameters.items() if k != "partial_rotary_factor"} | rope
         drafter.inv_freq = Drafter(replace(job.spec, rope_parameters=parameters)).inv_freq
         return with_drafter(job, drafter)
@@ -282,11 +277,11 @@ def full_rotary(job: Job, patch: Patch) -> Job:
 
 
 def bf16(job: Job, patch: Patch) -> Job:
-    return with_drafter(job, initialised(Drafter(job.spec)).bfloat16())
+    return with_drafter(job, untrained(job.spec, seed=0).bfloat16())
 
 
 def forgotten_parameter(job: Job, patch: Patch) -> Job:
-    drafter = initialised(Drafter(job.spec))
+    drafter = untrained(job.spec, seed=0)
     drafter.layers[0].self_attn.q_norm.weight.requires_grad_(False)
     return with_drafter(job, drafter)
 
@@ -382,7 +377,7 @@ def recipe(section: str, **values: Any) -> Inject:
 
 def unused_part(job: Job, patch: Patch) -> Job:
     """A parameter that no forward reads: its gradient never comes, and a step leaves it."""
-    drafter = initialised(Drafter(job.spec))
+    drafter = untrained(job.spec, seed=0)
     drafter.layers[0].mlp.scale = nn.Parameter(torch.ones(3))  # type: ignore[union-attr, assignment]
     return with_drafter(job, drafter)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from draftline.config import OptimSection
 from draftline.drafter.losses import LossKind
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import untrained
 from draftline.drafter.step import DrafterStep, fused_drafter
 from draftline.records import DrafterSpec, FeatureBatch, Head, PackedBatch
 from draftline.train.optimizer import Optimizer
@@ -66,8 +66,7 @@ def random_step(
 ) -> DrafterStep:
     """shape: bias, scale and soft-cap of the head, of which a plain one has none."""
     torch.manual_seed(1)
-    drafter = Drafter(spec)
-    drafter.init_weights(3, std=0.1)
+    drafter = untrained(spec, 3, std=0.1)
     for parameter in drafter.parameters():
         if parameter.dim() == 1:
             parameter.data.add_(0.1 * torch.randn(parameter.shape))

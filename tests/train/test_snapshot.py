@@ -11,7 +11,7 @@ import torch
 
 from builders import open_target, save_target, spec_for
 from draftline.config import OptimSection
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import Drafter, untrained
 from draftline.errors import RunError
 from draftline.train import snapshot
 from draftline.train.optimizer import Optimizer
@@ -20,8 +20,7 @@ from draftline.train.snapshot import CheckpointWriter, Snapshot, take_snapshot
 
 
 def stepped(tmp_path: Path) -> tuple[Drafter, Optimizer]:
-    drafter = Drafter(spec_for(open_target(save_target(tmp_path / "target"))))
-    drafter.init_weights(seed=0)
+    drafter = untrained(spec_for(open_target(save_target(tmp_path / "target"))), seed=0)
     return drafter, Optimizer(drafter, OptimSection(), 10)
 
 

@@ -11,7 +11,7 @@ from draftline.bench.shapes import Shape
 from draftline.config import Products
 from draftline.drafter.cost import StepCost, step_cost
 from draftline.drafter.losses import LossKind
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import untrained
 from draftline.drafter.products import refuse_fp8_device, refuse_fp8_sizes
 from draftline.drafter.step import DrafterStep
 from draftline.records import FeatureBatch, Head, PackedBatch
@@ -31,11 +31,8 @@ def packed_row(shape: Shape) -> PackedBatch:
 def random_step(
     shape: Shape, kind: LossKind, device: torch.device, dtype: torch.dtype, products: Products = "plain"
 ) -> DrafterStep:
-    drafter = Drafter(shape.spec).to(device)
+    drafter = untrained(shape.spec, seed=0).to(device)
     generator = torch.Generator(device).manual_seed(0)
-    for parameter in drafter.parameters():
-        if parameter.dim() == 2:
-            parameter.data.normal_(0, 0.02, generator=generator)
     embedding = nn.Embedding(shape.spec.vocab_size, shape.spec.hidden_size, device=device, dtype=dtype)
     head = 0.02 * torch.randn(embedding.weight.shape, generator=generator, device=device).to(dtype)
     return DrafterStep(drafter, embedding.requires_grad_(False), Head(head), kind, shape.anchors, 0, products)

@@ -9,8 +9,10 @@ Shapes: R rows, S context positions, Q block slots (all blocks of a row, one aft
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -100,7 +102,10 @@ class DrafterLayer(nn.Module):
 
 
 class Drafter(nn.Module):
-    """fc, hidden_norm, norm and m layers: everything that is trained. Embedding and head stay the target's."""
+    """fc, hidden_norm, norm and m layers: everything that is trained. Embedding and head stay the target's.
+
+    `untrained` makes one with its first values, `holding` one of tensors that exist.
+    """
 
     inv_freq: Tensor
 
@@ -114,15 +119,6 @@ class Drafter(nn.Module):
         with torch.device("cpu"):  # also where the parameters are made without memory (`holding`)
             inv_freq, self.rope_scale = rope_frequencies(spec)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
-
-    def init_weights(self, seed: int, std: float = 0.02) -> None:
-        """Normal weights of `std`, biases 0, norms 1, from a generator of its own."""
-        generator = torch.Generator().manual_seed(seed)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                module.weight.data.copy_(torch.randn(module.weight.shape, generator=generator) * std)
-                if module.bias is not None:
-                    module.bias.data.zero_()
 
     def context(self, taps: Tensor) -> Tensor:
         """Context features c = RMSNorm(W_fc taps): [R, S, K*d] -> [R, S, d]. Once, shared by every layer."""
@@ -151,9 +147,34 @@ class Drafter(nn.Module):
 Rope = tuple[Tensor, Tensor]  # cos and sin, float32 [R, L, 1, rotary dimensions]
 
 
+def untrained(spec: DrafterSpec, seed: int, std: float = 0.02) -> Drafter:
+    """A drafter before its first step, float32 on the CPU: normal weights of `std`, biases 0, norms 1.
+
+    Each matrix has a generator of its own, of `seed` and its number, so that all are drawn at once and the values are
+    the same on any number of threads and for any device. A billion of them would take one thread 5 s, and torch's own
+    initial values, which nobody needs, as long again.
+    """
+    with torch.device("meta"):
+        drafter = Drafter(spec)
+    tensors = {name: torch.empty(parameter.shape) for name, parameter in drafter.named_parameters()}
+    for name, tensor in tensors.items():
+        if tensor.dim() == 1:
+            tensor.fill_(0.0 if name.endswith("bias") else 1.0)
+    matrices = [tensor for tensor in tensors.values() if tensor.dim() == 2]
+
+    def draw(number: int) -> None:
+        state = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        matrices[number].normal_(0, std, generator=torch.Generator().manual_seed(state))
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(draw, range(len(matrices))))
+    drafter.load_state_dict(tensors, assign=True)
+    return drafter
+
+
 def holding(spec: DrafterSpec, tensors: Mapping[str, Tensor]) -> Drafter:
     """A drafter to look at, whose parameters are these very tensors, of whatever dtype: nothing is drawn, cast or
-    copied, where `Drafter` draws initial values for seconds (a billion parameters) that a file's then replace.
+    copied.
 
     Raises RuntimeError where a name or a shape is not the drafter's.
     """

@@ -14,7 +14,7 @@ from draftline.data.rendering import render_conversations
 from draftline.data.stream import RowStream
 from draftline.data.template import Unusable
 from draftline.drafter.losses import LossKind
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import Drafter, untrained
 from draftline.drafter.step import DrafterStep
 from draftline.environment.device import choose_device
 from draftline.errors import InputError
@@ -56,7 +56,7 @@ def check(target: str, draft: Path | None) -> None:
     prompts = gates.through(Gate("prompts", lambda: prompt_ids(loaded), prompts_figure))
     if draft is None:
         spec = gates.through(Gate("drafter shape", lambda: derive_spec(DrafterSection(), loaded), shape_figure))
-        drafter = untrained(spec).to(loaded.device)
+        drafter = untrained(spec, seed=0).eval().requires_grad_(False).to(loaded.device)
     else:
         notices.section(f"drafter {draft}")
         drafter = open_drafter(draft, loaded, gates)
@@ -84,12 +84,6 @@ def folder_gates(draft: Path, spec: DrafterSpec, target: Target) -> Iterator[Gat
     """What a drafter's folder says, before any of its numbers is used."""
     yield Gate("geometry", lambda: check_fit(draft, spec, target))
     yield Gate("origin", lambda: prove_origin(draft, spec, target))
-
-
-def untrained(spec: DrafterSpec) -> Drafter:
-    drafter = Drafter(spec)
-    drafter.init_weights(seed=0)
-    return drafter.eval().requires_grad_(False)
 
 
 def subject_of(target: Target, drafter: Drafter, stream: RowStream) -> Subject:

@@ -21,7 +21,7 @@ from torch import nn
 
 from draftline.config import Override
 from draftline.drafter.losses import LossKind
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import untrained
 from draftline.drafter.step import DrafterStep
 from draftline.environment.compile_guard import CompileGuard, graph_counts
 from draftline.environment.switches import apply_settings
@@ -81,13 +81,11 @@ def probe(device: torch.device) -> ProbeResult:
 
 def make_step(device: torch.device, dtype: torch.dtype) -> DrafterStep:
     generator = torch.Generator().manual_seed(1)
-    drafter = Drafter(SPEC)
-    drafter.init_weights(2, std=0.1)
     embedding = nn.Embedding(SPEC.vocab_size, SPEC.hidden_size).requires_grad_(False)
     embedding.weight.data = torch.randn(embedding.weight.shape, generator=generator)
     head = 0.3 * torch.randn(SPEC.vocab_size, SPEC.hidden_size, generator=generator)
     loss = LossKind("kl", "dpace", gamma=None, alpha=0.5)
-    drafter.to(device)
+    drafter = untrained(SPEC, 2, std=0.1).to(device)
     return DrafterStep(drafter, embedding.to(device, dtype), Head(head.to(device, dtype)), loss, ANCHORS, seed=0)
 
 

@@ -22,7 +22,7 @@ from draftline.data.proofs import Example
 from draftline.data.rendering import RenderedData, render_conversations
 from draftline.data.stream import RowStream
 from draftline.drafter.losses import LossKind
-from draftline.drafter.model import Drafter
+from draftline.drafter.model import Drafter, untrained
 from draftline.drafter.products import refuse_fp8_device, refuse_fp8_sizes
 from draftline.drafter.step import DrafterStep
 from draftline.environment.device import choose_device
@@ -177,9 +177,7 @@ def load_for(recipe: Recipe, role: Role, device: torch.device, mesh: DeviceMesh 
 def assemble(setting: Setting, notices: Notices, features: FeatureSource) -> Job:
     """A training rank's job. Collective over the training ranks."""
     recipe, target, device = setting.recipe, setting.target, setting.target.device
-    drafter = Drafter(setting.spec)
-    drafter.init_weights(recipe.train.seed)
-    drafter.to(device)
+    drafter = untrained(setting.spec, recipe.train.seed).to(device)
     dtype = target.parts.head.weight.dtype if device.type == "cuda" else torch.float32
     reduction = reduction_for(drafter, setting.ranks, dtype)
     step = DrafterStep(

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from draftline.config import PlacementSection
 from draftline.environment import variables
-from draftline.errors import InputError, PeerLost, PlainError
+from draftline.errors import PeerLost, PlainError
 from draftline.monitor.device_line import DeviceLine
 from draftline.monitor.heartbeat import Heart, Limits, Page, Watch
 from draftline.train.plan import Plan, Role, World, make_plan
@@ -174,22 +174,3 @@ def watch_neighbour(rank: int, hosts: tuple[str, ...], hearts: list[str], own: H
     watch = Watch(Page(Path(hearts[neighbour])), own.poll)
     watch.start()
     return watch
-
-
-def choose_rank_device(name: str) -> torch.device:
-    """The device of this rank: one CUDA device a rank, by its number on the host.
-
-    A launcher that shows each rank only its own device makes that cuda:0, and compiled artifacts can be shared.
-    """
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise InputError("placement.device is cuda, but torch sees no CUDA device", "use placement.device=cpu or auto")
-    count, local = torch.cuda.device_count(), variables.local_rank()
-    if count > 1 and local >= count:
-        raise InputError(
-            f"rank {variables.rank()} is number {local} on its host, which has {count} CUDA devices",
-            "start one rank for each device: torchrun --nproc-per-node",
-        )
-    torch.cuda.set_device(local if count > 1 else 0)
-    return torch.device("cuda", torch.cuda.current_device())

@@ -15,6 +15,7 @@ from draftline.config import Recipe
 from draftline.environment import variables
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.compile_guard import CompileGuard
+from draftline.environment.device import choose_device
 from draftline.environment.fingerprint import fingerprint
 from draftline.environment.switch_watch import SwitchWatch
 from draftline.environment.switches import apply_settings, configure_torch
@@ -39,7 +40,7 @@ from draftline.train.monitoring import Monitoring
 from draftline.train.preflight import preflight, prove_target
 from draftline.train.process_alarms import ProcessAlarms
 from draftline.train.publishing import export_checkpoint
-from draftline.train.ranks import Ranks, alone, choose_rank_device, join, replan
+from draftline.train.ranks import Ranks, alone, join, replan
 from draftline.train.roofline import judge, measure, measure_rates
 from draftline.train.warm_up import warm_up
 from draftline.train.watch import Watch
@@ -49,7 +50,7 @@ PEER_GRACE_S = 3.0  # the launcher should see the rank that failed before those 
 
 def this_process(recipe: Recipe) -> torch.device:
     """This rank's device, with torch's switches set as the recipe declares them."""
-    device = choose_rank_device(recipe.placement.device)
+    device = choose_device(recipe.placement.device)
     configure_torch(device)
     apply_settings(recipe.overrides)
     use_compile_cache()
