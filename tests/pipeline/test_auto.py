@@ -58,7 +58,7 @@ def test_auto_picks_the_measured_best(
 ) -> None:  # fmt: skip
     """Two micro-batches a step: three ranks cannot all train, so it is one of two splits. Five on four colocated ranks
     take as long as eight would: three that capture ahead for one are faster. Best and worse are both run."""
-    recipe = write_recipe(tmp_path, train={"rows_per_step": 2 * micro_batches, "epochs": 9})
+    recipe = write_recipe(tmp_path, train={"rows_per_step": 2 * micro_batches, "epochs": 9, "checkpoint_every": 1000})
 
     def start(name: str, *words: str) -> Ended:
         return run_world(recipe, f"train.out={tmp_path / name}", *words, hook=hook, ranks=ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -26,13 +27,16 @@ AT_STEP = 6  # where runs are stopped: after a checkpoint, in the middle of what
 STEPS_SEEN = [0, 1, 2, 3, 4, 4, 5, 6, 7]  # a step is reported while the next one works: the kill takes the report of 5
 
 KILLED = f"""
-import os, signal, sys
+import os, pathlib, signal, sys, time
 from draftline.cli import main
 from draftline.train.loop import Loop
 whole_step = Loop.train_step
 def train_step(loop):
     launched = whole_step(loop)
     if loop.step == {AT_STEP}:
+        limit = time.monotonic() + 60
+        while not pathlib.Path(os.environ["ONCE"]).exists() and time.monotonic() < limit:
+            time.sleep(0.01)  # a checkpoint is written while training goes on: a slow disk has it later than this step
         os.kill(os.getpid(), signal.SIGKILL)
     return launched
 Loop.train_step = train_step
@@ -86,7 +90,8 @@ def test_killed_in_mid_step_and_resumed(straight: Path, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(straight / name)
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
     command = [sys.executable, "-c", KILLED, "train", str(recipe)]
-    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    once = {"ONCE": str(run / "checkpoints" / FIRST)}
+    killed = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | once)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert checkpoint_names(run) == [FIRST]
     done = draftline_here("train", recipe, "--resume")
