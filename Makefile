@@ -17,7 +17,7 @@ help:
 	@echo "make test         lint and tests"
 	@echo "make lint         ruff, mypy and the import rules"
 	@echo "make cold-start   ROUNDS=$(ROUNDS) of three processes that compile at once on an empty cache; doctor and its trials"
-	@echo "make kernel-test  the CUDA step's Triton kernels in Triton's interpreter (Triton into $(TRITON))"
+	@echo "make kernel-test  the CUDA step's Triton kernels, interpreted, and compiled for five kinds of GPU (Triton into $(TRITON))"
 	@echo "make engine-test  the tests in a real serving engine (vLLM into $(VLLM_VENV), a small model into $(SMOLLM2))"
 	@echo "make clean        remove the environments and caches that make created"
 	@echo "PYTHON=$(PYTHON) chooses the interpreter for $(VENV)"
@@ -66,6 +66,7 @@ $(TRITON)/triton/__init__.py: | $(READY)
 
 kernel-test: $(TRITON)/triton/__init__.py
 	TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/kernels
+	PYTHONPATH=$(TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/ahead
 
 $(VLLM_READY): scripts/setup_vllm_cpu.sh
 	PYTHON=$(PYTHON) bash scripts/setup_vllm_cpu.sh $(VLLM_VENV)

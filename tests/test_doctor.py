@@ -13,7 +13,16 @@ from packaging.version import Version
 
 from command import draftline_here
 from draftline.environment import checks, rates
-from draftline.environment.checks import driver_check, filesystem_of, fits, free_check, nearest, switches_check
+from draftline.environment.checks import (
+    architecture_check,
+    driver_check,
+    filesystem_of,
+    fits,
+    free_check,
+    nearest,
+    switches_check,
+)
+from draftline.environment.device import refuse_old_gpu
 from draftline.environment.ports import Greeter, connect, parse_hosts, reachability_checks
 from draftline.environment.processes import Ended, run_together
 from draftline.errors import InputError
@@ -60,6 +69,32 @@ def test_a_driver_serves_older_cudas_and_those_of_its_major_version(
     check = driver_check("580.1", newest_cuda, built_for)
     assert check.status == status
     assert check.found.endswith(f"; torch is built for {built_for}") and bool(check.remedy) == (status != "ok")
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "status"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], "ok"),
+        ((8, 9), ["sm_80", "sm_86"], "ok"),
+        ((12, 0), ["sm_80", "sm_90"], "fail"),
+        ((12, 0), ["sm_90", "compute_90"], "ok"),
+        ((8, 0), ["sm_86", "sm_90"], "fail"),
+        ((9, 0), ["sm_80", "sm_90a"], "fail"),
+        ((7, 5), ["sm_75", "sm_80"], "fail"),
+    ],
+)
+def test_a_gpu_needs_a_torch_built_for_it_and_kernels(
+    capability: tuple[int, int], built: list[str], status: str
+) -> None:
+    check = architecture_check(["GPU A", "GPU A", "GPU B"], capability, built)
+    assert check.status == status and check.found.startswith("GPU A x2, GPU B x1 (sm_")
+    assert ("training needs sm_80" in check.found) == (capability < (8, 0))
+
+
+def test_a_gpu_without_kernels_is_refused_before_training() -> None:
+    refuse_old_gpu("A100", (8, 0))
+    with pytest.raises(InputError, match="Tesla T4 has compute capability 7.5: training on a GPU needs 8.0"):
+        refuse_old_gpu("Tesla T4", (7, 5))
 
 
 def test_a_changed_switch_warns_with_its_danger() -> None:

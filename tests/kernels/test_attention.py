@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from draftline.kernels.attention import BlockAttention
-from draftline.kernels.visibility import Anchors, Geometry, tilings, visible
+from draftline.kernels.tiling import Geometry, tilings
+from draftline.kernels.visibility import Anchors, visible
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -20,7 +21,11 @@ CASES = {
     "no groups, window, many dead": (2, 190, 13, 16, 2, 2, 32, 20, False, 4, 5),
     "head dim no power of two": (1, 150, 5, 7, 6, 2, 24, None, True, 2, 0),
     "nothing but dead blocks in a row": (2, 70, 4, 4, 2, 1, 16, None, False, 1, 4),
+    "blocks longer than most tiles": (1, 90, 3, 24, 4, 2, 16, 40, True, 2, 1),
 }
+
+# the dtype that tiles are for, and whether for Hopper; interpreted, all of them multiply float32
+TILES = {"float32": (torch.float32, True), "Hopper": (torch.bfloat16, True), "others": (torch.bfloat16, False)}
 
 
 def random_blocks(rng: np.random.Generator, rows: int, length: int, count: int, documents: int, dead: int) -> Anchors:
@@ -62,9 +67,11 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32], ids=str)
-def test_values_and_gradients_are_those_of_the_definition(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("tiles", TILES)
+def test_values_and_gradients_are_those_of_the_definition(name: str, tiles: str) -> None:
     rows, length, count, size, heads, kv_heads, head_dim, window, causal, documents, dead = CASES[name]
+    tiles_for, hopper = TILES[tiles]
+    dtype = tiles_for if DEVICE == "cuda" else torch.float32
     rng = np.random.default_rng(5)
     torch.manual_seed(7)
     blocks = random_blocks(rng, rows, length, count, documents, dead)
@@ -79,7 +86,8 @@ def test_values_and_gradients_are_those_of_the_definition(name: str, dtype: torc
     expected = definition(blocks, exact[0], exact[1:], size, window, causal)
     gradients = torch.autograd.grad(expected, exact, upstream.double())
 
-    geometry, tiling = Geometry(heads, kv_heads, head_dim, size, causal), tilings(head_dim, dtype)
+    geometry = Geometry(heads, kv_heads, head_dim, size, causal)
+    tiling = tilings(geometry, tiles_for, hopper)
     attention = BlockAttention(geometry, tiling, visible(blocks, length, geometry, window, tiling))
     out, lse = attention.forward(q, *keys)
     poison = torch.full_like(wide, float("nan"))

@@ -33,7 +33,8 @@ from draftline.kernels.pointwise import (
     swiglu,
     swiglu_backward,
 )
-from draftline.kernels.visibility import Anchors, Geometry, tilings, visible
+from draftline.kernels.tiling import Geometry, is_hopper, tilings
+from draftline.kernels.visibility import Anchors, visible
 from draftline.records import DrafterSpec
 
 RopeHalves = tuple[Tensor, Tensor]  # cos and sin, float32 [positions, rotary/2]
@@ -109,8 +110,12 @@ class FusedDrafter:
         self.fc: Matrix = PlainMatrix((drafter.fc,), dtype)
         kind = Fp8Matrix if products == "fp8" else PlainMatrix
         self.layers = [FusedLayer(cast(DrafterLayer, layer), dtype, kind) for layer in drafter.layers]
-        self.tiling = tilings(self.spec.head_dim, dtype)
+        self.tiling = tilings(self.geometry(causal=True), dtype, is_hopper(drafter.fc.weight.device))
         self.kinds = [(self.spec.window(i), self.spec.causal(i)) for i in range(self.spec.num_hidden_layers)]
+
+    def geometry(self, causal: bool) -> Geometry:
+        spec = self.spec
+        return Geometry(spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.block_size, causal)
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -131,9 +136,7 @@ class FusedDrafter:
         made: dict[tuple[int | None, bool], BlockAttention] = {}
         for window, causal in self.kinds:
             if (window, causal) not in made:
-                geometry = Geometry(
-                    spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim, spec.block_size, causal
-                )
+                geometry = self.geometry(causal)
                 seen = visible(Anchors(blocks.anchor, blocks.start, blocks.keep), length, geometry, window, self.tiling)
                 made[window, causal] = BlockAttention(geometry, self.tiling, seen)
         offset = torch.arange(spec.block_size, device=position.device)

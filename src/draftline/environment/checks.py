@@ -15,6 +15,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from draftline.environment.device import OLDEST_CAPABILITY
 from draftline.environment.switches import changed_switches, danger_of
 from draftline.environment.variables import cache_home
 
@@ -117,7 +118,8 @@ def gpu_checks() -> Iterator[Check]:
         remedy = "check CUDA_VISIBLE_DEVICES, the container's GPU access and `nvidia-smi`"
         yield Check("gpu", "fail", f"{', '.join(names)}, but torch sees none", remedy)
         return
-    yield architecture_check()
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    yield architecture_check(names, torch.cuda.get_device_capability(), torch.cuda.get_arch_list())
 
 
 def nvml_view() -> tuple[list[str], str, int]:
@@ -148,15 +150,26 @@ def driver_check(driver: str, newest_cuda: int, built_for: str) -> Check:
     return Check("driver", "ok", found)
 
 
-def architecture_check() -> Check:
-    counted = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    capability = "sm_{}{}".format(*torch.cuda.get_device_capability())
-    built = torch.cuda.get_arch_list()
-    found = f"{', '.join(f'{name} x{counted.count(name)}' for name in sorted(set(counted)))} ({capability})"
-    if capability not in built and not any(arch.startswith(f"sm_{capability[3:-1]}") for arch in built):
+def architecture_check(names: list[str], capability: tuple[int, int], built: list[str]) -> Check:
+    """names: of every GPU; capability: the first one's; built: the architectures that torch was built for, "sm_90"."""
+    major, minor = capability
+    found = f"{', '.join(f'{name} x{names.count(name)}' for name in sorted(set(names)))} (sm_{major}{minor})"
+    if capability < OLDEST_CAPABILITY:
+        return Check("gpu", "fail", f"{found}: training needs sm_80 or later", "train on another GPU, or on the CPU")
+    if not any(serves(arch, capability) for arch in built):
         remedy = "install a build of torch for this GPU"
         return Check("gpu", "fail", f"{found}, and this torch is built for {', '.join(built)}", remedy)
     return Check("gpu", "ok", found)
+
+
+def serves(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether code built for `arch` runs on a GPU (CUDA's binary and PTX compatibility): "sm_86" on 8.6 and 8.9,
+    "compute_90" on 9.0 and all later ones."""
+    kind, _, number = arch.partition("_")
+    if not number.isdigit():  # "sm_90a", which is built for that one alone and stands beside "sm_90"
+        return False
+    built_for = divmod(int(number), 10)
+    return built_for <= capability and (kind == "compute" or built_for[0] == capability[0])
 
 
 def storage_checks(run_folder: Path) -> Iterator[Check]:

@@ -7,6 +7,8 @@ import torch
 from draftline.environment import variables
 from draftline.errors import InputError
 
+OLDEST_CAPABILITY = (8, 0)  # the first with bf16 products: A100, RTX 30; kernels are compiled for it and later ones
+
 
 def choose_device(name: str) -> torch.device:
     """`auto` is CUDA where there is one: one device a rank, by its number on the host.
@@ -26,3 +28,13 @@ def choose_device(name: str) -> torch.device:
         )
     torch.cuda.set_device(local if count > 1 else 0)
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def refuse_old_gpu(name: str, capability: tuple[int, int]) -> None:
+    """Raises InputError for a GPU that the training step has no kernels for."""
+    if capability < OLDEST_CAPABILITY:
+        raise InputError(
+            f"{name} has compute capability {capability[0]}.{capability[1]}: training on a GPU needs 8.0 or later "
+            "(A100, RTX 30)",
+            "train on another GPU, or on the CPU with placement.device=cpu",
+        )

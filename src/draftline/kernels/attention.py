@@ -6,7 +6,7 @@ share one softmax. Backward: `query_kernel` gives dq, `context_kernel` dk and dv
 
 Shapes: q [R, Q, H, D] with Q = N*B slots, context keys [R, S, KV, D], block keys [R, Q, KV, D]. The heads of a group
 lie in one tile of rows (`PACK` of them) where the group's size is a power of two: they share keys and limits. Any
-Q, S, B up to 128 and D up to 256; all tensors may be slices of wider ones along the last two dimensions.
+Q and S, B and D as `tiling.py` has tiles for; all tensors may be slices of wider ones along the last two dimensions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch import Tensor
 from draftline.kernels.attention_backward import context_kernel, own_kernel, query_kernel
 from draftline.kernels.attention_forward import forward_kernel
 from draftline.kernels.launch import launch
-from draftline.kernels.visibility import Geometry, Tilings, Visible
+from draftline.kernels.tiling import Geometry, Tilings
+from draftline.kernels.visibility import Visible
 
 LOG2_E = 1 / 0.6931471805599453
 
@@ -97,12 +98,11 @@ class BlockAttention:
         self, do: Tensor, q: Tensor, keys: tuple[Tensor, ...], lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor
     ) -> None:
         one, (rows, slots, heads, _) = self.tiling.own, q.shape
-        tile_rows = max(one.rows, triton.next_power_of_2(self.geometry.block_size))
-        tile_slots = self.geometry.slots(tile_rows, 1)
+        tile_slots = self.geometry.slots(one.rows, 1)
         launch(
             own_kernel, (self.geometry.kv_heads, -(-slots // tile_slots), rows),
             q, keys[2], keys[3], do, dk, dv, lse, delta, slots, *strides(q, keys[2], keys[3], do, dk, dv),
-            self.scale * LOG2_E, self.scale, H=heads, ROWS=tile_rows, SLOTS=tile_slots, num_warps=one.warps,
+            self.scale * LOG2_E, self.scale, H=heads, ROWS=one.rows, SLOTS=tile_slots, num_warps=one.warps,
             num_stages=one.stages, GROUP=self.geometry.group, **self.constants(q), B=self.geometry.block_size,
             CAUSAL=self.geometry.causal,
         )  # fmt: skip

@@ -11,60 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Tiling:
-    """How a kernel cuts its work: rows of a query tile, keys of a key tile, warps, stages of the software pipeline."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
-@dataclass(frozen=True)
-class Tilings:
-    forward: Tiling
-    query: Tiling
-    context: Tiling
-    own: Tiling
-
-
-def tilings(head_dim: int, dtype: torch.dtype) -> Tilings:
-    """Measured on an H200 for heads of 128 in bf16 (docs/LOG.md); the others are only sure to fit."""
-    if dtype == torch.float32 or head_dim > 128:
-        small = Tiling(rows=32 if head_dim > 128 else 64, keys=32, warps=4, stages=1)
-        return Tilings(small, small, small, small)
-    return Tilings(
-        forward=Tiling(rows=128, keys=64, warps=8, stages=3),
-        query=Tiling(rows=128, keys=64, warps=8, stages=3),
-        context=Tiling(rows=32, keys=64, warps=4, stages=3),
-        own=Tiling(rows=16, keys=16, warps=2, stages=2),
-    )
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """What never changes from one micro-batch to the next."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    block_size: int
-    causal: bool
-
-    @property
-    def group(self) -> int:
-        return self.heads // self.kv_heads
-
-    def pack(self, rows: int) -> int:
-        """Heads that share a tile of `rows`: the whole group if its size is a power of two and a block still fits."""
-        whole = self.group & (self.group - 1) == 0 and self.group * self.block_size <= rows
-        return self.group if whole else 1
-
-    def slots(self, rows: int, pack: int) -> int:
-        """Slots of a tile: whole blocks only, so that a tile's own keys are its own slots."""
-        return rows // pack // self.block_size * self.block_size
+from draftline.kernels.tiling import Geometry, Tilings
 
 
 @dataclass(frozen=True)
