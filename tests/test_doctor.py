@@ -79,7 +79,9 @@ def test_a_driver_serves_older_cudas_and_those_of_its_major_version(
         ((12, 0), ["sm_80", "sm_90"], "fail"),
         ((12, 0), ["sm_90", "compute_90"], "ok"),
         ((8, 0), ["sm_86", "sm_90"], "fail"),
-        ((9, 0), ["sm_80", "sm_90a"], "fail"),
+        ((9, 0), ["sm_80", "sm_90a"], "ok"),
+        ((10, 3), ["sm_100a"], "fail"),
+        ((10, 3), ["sm_100f"], "ok"),
         ((7, 5), ["sm_75", "sm_80"], "fail"),
     ],
 )

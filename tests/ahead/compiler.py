@@ -20,10 +20,11 @@ from draftline.kernels import launch
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
+@dataclass(frozen=True)
 class AbsentGpu:
     """What Triton's compiler asks of a driver. Devices are numbered by their capability: kernels are kept by device."""
 
-    capability = 0
+    capability: int
 
     def get_current_device(self) -> int:
         return self.capability
@@ -47,9 +48,7 @@ class Taken:
 def compiled_for(capability: int, call: Callable[[], Any]) -> list[Taken]:
     """The kernels that `call` launches, compiled for compute capability 8.9 (89) and so on, and not run."""
     before = driver.active if torch.cuda.is_available() else None
-    gpu = AbsentGpu()
-    gpu.capability = capability
-    driver.set_active(gpu)
+    driver.set_active(AbsentGpu(capability))
     kernels: list[Any] = []
     token = launch.compiled.set(kernels)
     try:

@@ -32,8 +32,8 @@ from draftline.kernels.visibility import Anchors, visible
 # Bytes of shared memory that a program may take, by compute capability: A100, RTX 4090 and L40S, H200, B200, RTX 5090
 # (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-# Bytes of stack a thread. The context's backward spills 512 on an H200, where every other tiling tried was slower; wide
-# heads up to 736; everything else up to 184.
+# Bytes of stack a thread, with Triton 3.6 or 3.9, whichever spills more: 736 in the queries' backward of wide heads on
+# an A100, 640 in the context's on a B200 with five heads a group, 520 on an H200, and at most 320 in all else.
 SPILLED_BYTES = 750
 
 

@@ -23,7 +23,7 @@ from draftline.channel.flow import FeatureLayout
 from draftline.config import LossSection, Products, load_recipe
 from draftline.environment import variables
 from draftline.environment.compile_cache import use_compile_cache
-from draftline.environment.device import choose_device
+from draftline.environment.device import training_device
 from draftline.environment.switches import configure_torch
 from draftline.errors import InputError
 from draftline.monitor.notices import Notices
@@ -169,7 +169,7 @@ def elsewhere(work: Callable[..., T], *arguments: object) -> T:
 
 def stages_alone(recipe_file: Path) -> StageTimes:
     recipe = load_recipe(recipe_file)
-    device = choose_device(recipe.placement.device)
+    device = training_device(recipe.placement.device)
     configure_torch(device)
     use_compile_cache()
     return measure_stages(recipe, alone(recipe.placement, device), device).times

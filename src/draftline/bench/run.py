@@ -10,7 +10,7 @@ from draftline.bench.step import measure_step, step_figures
 from draftline.config import Products
 from draftline.drafter.cost import RowWork, step_cost
 from draftline.environment.compile_cache import use_compile_cache
-from draftline.environment.device import choose_device
+from draftline.environment.device import training_device
 from draftline.environment.fingerprint import fingerprint
 from draftline.monitor.notices import Notices, stderr_console, stdout_console
 
@@ -20,7 +20,7 @@ CPU_CALLS = 9  # of a step, in `measure`
 def bench(part: str, shape: Shape, loss: str, products: Products, as_json: bool) -> None:
     """part: step or capture; loss and products are the step's. Random data, never zeros; the ceiling is measured last,
     on a device that is warm."""
-    device = choose_device("auto")
+    device = training_device("auto")
     use_compile_cache()
     if device.type == "cpu":
         warn_of_waiting(part, shape, ceiling(device).burst)

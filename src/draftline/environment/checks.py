@@ -164,11 +164,11 @@ def architecture_check(names: list[str], capability: tuple[int, int], built: lis
 
 def serves(arch: str, capability: tuple[int, int]) -> bool:
     """Whether code built for `arch` runs on a GPU (CUDA's binary and PTX compatibility): "sm_86" on 8.6 and 8.9,
-    "compute_90" on 9.0 and all later ones."""
+    "sm_90a" on 9.0 alone, "compute_90" on 9.0 and all later ones."""
     kind, _, number = arch.partition("_")
-    if not number.isdigit():  # "sm_90a", which is built for that one alone and stands beside "sm_90"
-        return False
-    built_for = divmod(int(number), 10)
+    built_for = divmod(int(number.rstrip("af")), 10)
+    if number.endswith("a"):  # with instructions of that one GPU
+        return built_for == capability
     return built_for <= capability and (kind == "compute" or built_for[0] == capability[0])
 
 

@@ -30,6 +30,14 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def training_device(name: str) -> torch.device:
+    """`choose_device`, for what runs the training step: raises InputError for a GPU without kernels too."""
+    device = choose_device(name)
+    if device.type == "cuda":
+        refuse_old_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    return device
+
+
 def refuse_old_gpu(name: str, capability: tuple[int, int]) -> None:
     """Raises InputError for a GPU that the training step has no kernels for."""
     if capability < OLDEST_CAPABILITY:

@@ -25,7 +25,7 @@ from draftline.drafter.losses import LossKind
 from draftline.drafter.model import Drafter, untrained
 from draftline.drafter.products import refuse_fp8_device, refuse_fp8_sizes
 from draftline.drafter.step import DrafterStep
-from draftline.environment.device import choose_device
+from draftline.environment.device import training_device
 from draftline.errors import InputError
 from draftline.export.provenance import Provenance
 from draftline.monitor.notices import Notices
@@ -211,7 +211,7 @@ def colocated_source(setting: Setting, notices: Notices) -> LocalChannel:
 
 def assemble_alone(recipe: Recipe, notices: Notices) -> Job:
     """The job of a process that is the whole world."""
-    device = choose_device(recipe.placement.device)
+    device = training_device(recipe.placement.device)
     setting = prepare(recipe, notices, alone(recipe.placement, device), device)
     return assemble(setting, notices, colocated_source(setting, notices))
 

@@ -15,7 +15,7 @@ from draftline.config import Recipe
 from draftline.environment import variables
 from draftline.environment.compile_cache import use_compile_cache
 from draftline.environment.compile_guard import CompileGuard
-from draftline.environment.device import choose_device, refuse_old_gpu
+from draftline.environment.device import training_device
 from draftline.environment.fingerprint import fingerprint
 from draftline.environment.switch_watch import SwitchWatch
 from draftline.environment.switches import apply_settings, configure_torch
@@ -50,9 +50,7 @@ PEER_GRACE_S = 3.0  # the launcher should see the rank that failed before those 
 
 def this_process(recipe: Recipe) -> torch.device:
     """This rank's device, with torch's switches set as the recipe declares them."""
-    device = choose_device(recipe.placement.device)
-    if device.type == "cuda":
-        refuse_old_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    device = training_device(recipe.placement.device)
     configure_torch(device)
     apply_settings(recipe.overrides)
     use_compile_cache()
