@@ -24,11 +24,12 @@ from draftline.data.chat import ChatRenderer
 from draftline.data.conversations import read_conversations
 from draftline.decode.models import CachedDrafter
 from draftline.drafter.model import Drafter
+from draftline.environment.device import choose_device
 from draftline.evaluate.evaluation import load_drafter
 from draftline.export.folder import read_drafter
 from draftline.records import TokenRow
 from draftline.target.capture import FeatureCapture
-from draftline.target.load import Target, choose_device, load_target
+from draftline.target.load import Target, load_target
 
 
 def steps_of(row: TokenRow, target: Target, drafter: Drafter, capture: FeatureCapture) -> int:

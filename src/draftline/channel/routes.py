@@ -75,5 +75,6 @@ class FeatureOutbox:
             return sender.put(batch)
 
     def close(self) -> None:
+        self.flush()  # of all first: a drafter may take leave only once the others have theirs
         for sender in self.senders:
             sender.close()

@@ -103,32 +103,34 @@ class SharedSender(Words):
         super().__init__(connection, peer)
         self.memory = SlotMemory(descriptors[0], layout, slots, device.type == "cuda")
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.unannounced: tuple[int, torch.cuda.Event] | None = None
+        self.unannounced: tuple[int, torch.cuda.Event | None] | None = None
 
     def place(self, slot: int, index: int, batch: FeatureBatch) -> None:
-        """Copy, then announce; on a GPU the batch *before* is announced, whose copy has had a capture's time to end."""
+        """Copy, and announce the batch *before*, whose copy has had a capture's time to end on a GPU. A CPU's copy has
+        ended when this returns, and yet waits for its announcement too: one order of words, tested without a GPU."""
         pairs = list(zip(self.memory.slots[slot], (batch.taps, batch.final), strict=True))
+        copied = None
         if self.stream is None:
             for there, here in pairs:
                 if there is not None and here is not None:
                     there.copy_(here)
-            self.send_word(index)
-            return
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            for there, here in pairs:
-                if there is not None and here is not None:
-                    there.copy_(here, non_blocking=True)
-                    here.record_stream(self.stream)
-            copied = torch.cuda.Event()
-            copied.record()
+        else:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                for there, here in pairs:
+                    if there is not None and here is not None:
+                        there.copy_(here, non_blocking=True)
+                        here.record_stream(self.stream)
+                copied = torch.cuda.Event()
+                copied.record()
         self.flush()
         self.unannounced = (index, copied)
 
     def flush(self) -> None:
         if self.unannounced is not None:
             index, copied = self.unannounced
-            copied.synchronize()
+            if copied is not None:
+                copied.synchronize()
             self.send_word(index)
             self.unannounced = None
 

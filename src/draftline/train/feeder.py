@@ -44,9 +44,9 @@ class Feeder:
                 with heart.phase("capture", f"of micro-batch {index}, for the preflight"):
                     with memory_told("capture", self.setting):
                         batch = self.capture(self.setting.stream.batch(index))
-                    if self.outbox is not None:
-                        self.outbox.flush()
                 self.hand_on(batch)
+        if self.outbox is not None:
+            self.outbox.flush()  # nothing follows until the drafters have it
 
     def run(self, first_step: int) -> None:
         """Capture from a step on until the end, or until the drafters want no more. Signals are for them to answer."""
