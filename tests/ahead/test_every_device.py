@@ -50,9 +50,11 @@ ATTENTION = {
     "Qwen3-8B, four heads a group": Heads(32, 8, 128, 16),
     "SmolLM2, ten slots": Heads(9, 3, 64, 10),
     "Qwen3.6-27B, five heads a group": Heads(40, 8, 128, 16),
+    "sixteen heads a group, blocks of eight": Heads(32, 2, 128, 8),
     "the longest block": Heads(40, 8, 128, 32),
     "wide heads, the longest block": Heads(16, 4, 256, 32),
     "float32": Heads(32, 8, 128, 16, torch.float32),
+    "float32, a tile of one block of eight": Heads(4, 2, 64, 8, torch.float32),
     "float32, the longest block": Heads(8, 4, 64, 32, torch.float32),
     "float32, wide heads": Heads(8, 2, 256, 16, torch.float32),
 }

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-
-from runs import write_recipe
-from source_tree import ROOT
+from two_gpus import run
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 SPINS = """
@@ -25,7 +20,7 @@ if os.environ.get("RANK") == "1":
 
     def train_step(self):
         if self.step == 6:
-            with open(os.environ["SPINS_SINCE"], "w") as file:
+            with open("{since}", "w") as file:
                 file.write(str(time.time()))
             torch.cuda._sleep(400_000_000_000)  # minutes
         return whole(self)
@@ -35,14 +30,10 @@ if os.environ.get("RANK") == "1":
 
 
 def test_the_rank_whose_kernel_hangs_is_named_in_30_s(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SPINS)
-    paths = [str(tmp_path), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "SPINS_SINCE": str(tmp_path / "since")}
+    since = tmp_path / "since"
     words = ["placement.drafters=2", "placement.max_restarts=0", "train.checkpoint_every=100"]
-    recipe = write_recipe(tmp_path, data={"sequence_length": 128}, target={"dtype": "float32"})
-    command = [sys.executable, "-m", "draftline", "train", str(recipe), *words, "train.anchors=16"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
-    assert time.time() - float((tmp_path / "since").read_text()) < 30
+    done = run(tmp_path, "hung", "float32", *words, hook=SPINS.format(since=since))
+    assert time.time() - float(since.read_text()) < 30
     assert done.returncode == 1
     said = done.stdout + done.stderr
     assert "rank 1 (target 1 + drafter 1, cuda:1): stalled: no progress in" in said and "rank 0 (" not in said

@@ -48,7 +48,7 @@ class BlockAttention:
             q, k_context, v_context, k_block, v_block, out, lse, self.visible.low, self.visible.high,
             self.visible.forward, slots, k_context.shape[1], *strides(q, k_context, v_context, k_block, v_block, out),
             self.scale * LOG2_E, H=heads, PACK=pack, ROWS=one.rows, SLOTS=tile_slots, BLOCK_N=one.keys,
-            OWN=triton.next_power_of_2(tile_slots), num_warps=one.warps, num_stages=one.stages,
+            OWN=own_keys(tile_slots), num_warps=one.warps, num_stages=one.stages,
             GROUP=self.geometry.group, **self.constants(q), B=self.geometry.block_size, CAUSAL=self.geometry.causal,
         )  # fmt: skip
         return out, lse
@@ -76,7 +76,7 @@ class BlockAttention:
             query_kernel, (heads // pack, -(-slots // tile_slots), rows),
             q, *keys, out, do, dq, lse, delta, self.visible.low, self.visible.high, self.visible.query, slots,
             keys[0].shape[1], *strides(q, *keys, out, do, dq), self.scale * LOG2_E, self.scale, H=heads, PACK=pack,
-            ROWS=one.rows, SLOTS=tile_slots, BLOCK_N=one.keys, OWN=triton.next_power_of_2(tile_slots),
+            ROWS=one.rows, SLOTS=tile_slots, BLOCK_N=one.keys, OWN=own_keys(tile_slots),
             num_warps=one.warps, num_stages=one.stages, GROUP=self.geometry.group, **self.constants(q),
             B=self.geometry.block_size, CAUSAL=self.geometry.causal,
         )  # fmt: skip
@@ -118,6 +118,12 @@ class BlockAttention:
             "BLOCK_D": max(16, triton.next_power_of_2(size)),
             "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
         }
+
+
+def own_keys(slots: int) -> int:
+    """Keys that a tile of so many slots reads beside the context: its own, and at least the 16 that a product takes.
+    Those of other blocks are masked."""
+    return max(16, triton.next_power_of_2(slots))
 
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:

@@ -41,9 +41,9 @@ class Feeder:
         plan, heart = self.setting.ranks.plan, self.setting.ranks.heart
         for index in range(plan.drafters):
             if index % plan.targets == self.setting.ranks.role.target:
-                with heart.phase("capture", f"of micro-batch {index}, for the preflight"):
-                    with memory_told("capture", self.setting):
-                        batch = self.capture(self.setting.stream.batch(index))
+                phase = heart.phase("capture", f"of micro-batch {index}, for the preflight")
+                with phase, memory_told("capture", self.setting):
+                    batch = self.capture(self.setting.stream.batch(index))
                 self.hand_on(batch)
         if self.outbox is not None:
             self.outbox.flush()  # nothing follows until the drafters have it

@@ -1,0 +1,43 @@
+"""Runs of eight steps on two GPUs, as a user starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from draftline.monitor.events import Step, read_events
+from draftline.records import StepReport
+from runs import write_recipe
+from source_tree import ROOT
+
+STEPS = 8
+
+
+def run(home: Path, name: str, dtype: str, *words: str, hook: str = "") -> subprocess.CompletedProcess[str]:
+    """A run in home/name, with overrides `words`; data and target of all runs in `home` are the same.
+
+    hook: Python that every process executes first, where a test breaks one on purpose.
+    """
+    recipe = write_recipe(home, data={"sequence_length": 128}, target={"dtype": dtype})
+    hooks = home / f"hook-{name}"
+    hooks.mkdir()
+    (hooks / "sitecustomize.py").write_text(hook)
+    paths = [str(hooks), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    own = [f"train.out={home / name}", "train.anchors=16", "train.epochs=12"]
+    command = [sys.executable, "-m", "draftline", "train", str(recipe), *own, *words]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
+
+
+def steps_of(home: Path, name: str, dtype: str, *words: str) -> list[StepReport]:
+    """Those of a run that must end well."""
+    done = run(home, name, dtype, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return logged_steps(home / name)
+
+
+def logged_steps(out: Path) -> list[StepReport]:
+    events = read_events(out / "events.jsonl").events
+    return [logged.event.report for logged in events if isinstance(logged.event, Step)]
