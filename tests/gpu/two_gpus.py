@@ -24,10 +24,14 @@ def run(home: Path, name: str, dtype: str, *words: str, hook: str = "") -> subpr
     hooks = home / f"hook-{name}"
     hooks.mkdir()
     (hooks / "sitecustomize.py").write_text(hook)
-    paths = [str(hooks), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
     own = [f"train.out={home / name}", "train.anchors=16", "train.epochs=12"]
-    command = [sys.executable, "-m", "draftline", "train", str(recipe), *own, *words]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    return draftline("train", recipe, *own, *words, first_on_path=str(hooks))
+
+
+def draftline(*words: object, first_on_path: str = "") -> subprocess.CompletedProcess[str]:
+    paths = [first_on_path, str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    command = [sys.executable, "-m", "draftline", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
 
 

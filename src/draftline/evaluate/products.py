@@ -51,7 +51,7 @@ def prove_products(step: DrafterStep, plain: DrafterStep, batch: FeatureBatch) -
 def product_errors(matrix: Matrix) -> tuple[float, float]:
     """Relative errors of forward and input gradient, on normal rows of which one is a million times the
     others: with a scale for the whole tensor the others would keep no bits."""
-    weight = torch.cat([master.data for master in matrix.masters])
+    weight = torch.cat([master.data for master in matrix.masters]).float()  # bf16 copies where they are sharded
     generator = torch.Generator(matrix.device).manual_seed(0)
     x, dy = (
         torch.randn(ROWS, width, generator=generator, device=matrix.device).to(matrix.dtype)

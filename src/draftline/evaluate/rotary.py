@@ -78,8 +78,8 @@ def own_tables(target: Target) -> tuple[Tensor, Tensor] | None:
     if rotary is None:
         return None
     position = torch.tensor([positions(target)], device=target.device)
-    if "mrope_section" in target.parts.config.rope_parameters:
-        position = position[None].expand(3, -1, -1)  # text: time, height and width are the position alike
+    with torch.no_grad():
+        position = position.expand(*grids(target, rotary), *position.shape)
     by_type = "layer_type" in signature(rotary.forward).parameters
     states = torch.zeros(1, 1, 1, device=target.device, dtype=target.dtype)
     with torch.no_grad():
@@ -88,6 +88,22 @@ def own_tables(target: Target) -> tuple[Tensor, Tensor] | None:
     while cos.dim() > 2:
         cos, sin = cos[0], sin[0]
     return cos.float().cpu(), sin.float().cpu()
+
+
+def grids(target: Target, rotary: nn.Module) -> tuple[int, ...]:
+    """Dimensions of the positions before [R, S], as the decoder itself hands them to its rotary module: 3 where time,
+    height and width count apart, which for text are alike."""
+    seen = list[Tensor]()
+
+    def given(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append(kwargs["position_ids"] if "position_ids" in kwargs else args[1])
+
+    handle = rotary.register_forward_pre_hook(given, with_kwargs=True)
+    try:
+        target.parts.decoder(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=target.device), use_cache=False)
+    finally:
+        handle.remove()
+    return tuple(seen[0].shape[:-2]) if seen else ()
 
 
 def is_rotary(module: nn.Module) -> bool:
