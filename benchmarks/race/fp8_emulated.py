@@ -11,6 +11,7 @@ row, and sums are float32's. The gates before the first step run without the rou
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,11 @@ def round_products(loop: Loop) -> None:
         if isinstance(layer, DrafterLayer):
             for linear in layer.modules():
                 if isinstance(linear, Linear):
-                    linear.forward = lambda x, linear=linear: RoundedProduct.apply(x, linear.weight)  # type: ignore[method-assign,no-untyped-call]
+                    linear.forward = partial(rounded_product, linear)  # type: ignore[method-assign]
+
+
+def rounded_product(linear: Linear, x: Tensor) -> Tensor:
+    return RoundedProduct.apply(x, linear.weight)
 
 
 def main() -> None:

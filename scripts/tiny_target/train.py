@@ -191,7 +191,7 @@ def main() -> None:
     shipped = by_kind(held_out, SHIPPED_PER_KIND)
     save(model, tokenizer, shipped, options.out)
     model = Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32).eval()
-    model.to(device)  # type: ignore[arg-type]  # as above
+    model.to(device)
     record = report(model, options, steps) | {
         "held_out_perplexity": file_perplexity(model, tokenizer, shipped),
         "validation_perplexity": perplexity(model, Rows.load(options.tokens / "held_out.npy", device), start_id),
