@@ -44,16 +44,33 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """Seconds that the device's products and traffic take, and that the host takes to launch them."""
+
+    device_s: float
+    launches_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.device_s, self.launches_s)
+
+
+@dataclass(frozen=True)
 class Roofline:
     """One micro-batch's forward and backward: seconds predicted and measured, and its kernels' seconds by name."""
 
-    predicted_s: float
+    predicted: Prediction
     measured_s: float
     kernels: dict[str, float]
 
     @property
     def share(self) -> float:
-        return self.predicted_s / self.measured_s
+        return self.predicted.seconds / self.measured_s
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether the device idles for more than half of it because the host launches no faster."""
+        return self.predicted.device_s < min(self.predicted.launches_s, self.measured_s / 2)
 
 
 @dataclass(frozen=True)
@@ -66,14 +83,14 @@ class Work:
     fp8_flop: float = 0.0
 
 
-def predict(work: Work, rates: Rates) -> float:
-    """Seconds of a micro-batch: products and traffic one after the other, or its launches where those take longer."""
+def predict(work: Work, rates: Rates) -> Prediction:
+    """A micro-batch: products and traffic one after the other on the device, its launches beside them on the host."""
     device_s = (work.flop - work.fp8_flop) / (MATRIX_SHARE * rates.flop_per_s) + work.bytes_moved / rates.bytes_per_s
     launches = LAUNCHES + work.layers * LAUNCHES_PER_LAYER
     if rates.fp8_flop_per_s is not None:
         device_s += work.fp8_flop / (MATRIX_SHARE * rates.fp8_flop_per_s)
         launches += work.layers * FP8_LAUNCHES_PER_LAYER
-    return max(device_s, launches * LAUNCH_S)
+    return Prediction(device_s, launches * LAUNCH_S)
 
 
 def measure_rates(device: torch.device, products: Products) -> Rates:
@@ -110,16 +127,23 @@ def judge(found: Roofline) -> str:
     """The figure to print. Raises RunError below STOP_BELOW, with the slowest kernels by name."""
     text = (
         f"{found.measured_s * 1e3:.1f} ms a micro-batch, {found.share:.0%} of the predicted rate "
-        f"({found.predicted_s * 1e3:.1f} ms)"
+        f"({found.predicted.seconds * 1e3:.1f} ms)"
     )
     if found.share >= WARN_BELOW:
-        return text
+        return f"{text}; {advice(found)}" if found.is_too_small else text
     if found.share >= STOP_BELOW:
         return f"{text}: slow. {account(found)}"
     raise RunError(
         f"the training step is degraded: {text}, and the run ends below {STOP_BELOW:.0%}. {account(found)}",
         "`draftline doctor` checks the kernels and this device's rates; `draftline compare` with a good run's folder "
         "names what differs. Another job on the same GPU looks like this too",
+    )
+
+
+def advice(found: Roofline) -> str:
+    return (
+        f"its arithmetic takes {found.predicted.device_s * 1e3:.1f} ms, for the rest the device waits for the host: "
+        "a larger train.rows_per_micro_batch takes hardly longer"
     )
 
 
