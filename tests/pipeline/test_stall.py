@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from worlds import Fault, busy, frozen, killed, run_world
 import draftline.train.ranks as ranks
 from draftline.channel.routes import FeatureInbox, FeatureOutbox
 from draftline.drafter.step import DrafterStep
+from draftline.monitor.standoff import SURE_S
 from draftline.target.capture import FeatureCapture
 from draftline.train.launch import Ended, find_cause
 from draftline.train.loop import Loop
@@ -73,6 +75,24 @@ class Stamped:
     def __call__(self) -> None:
         self.path.write_text(str(time.monotonic()))
         self.happens()
+
+
+def test_ranks_that_all_wait_for_each_other_end_the_run(home: Path, tmp_path: Path) -> None:
+    """A batch that its sender never announces: the drafter waits for it, and the sender for the drafter's gates."""
+
+    def hook() -> None:
+        ranks.PATIENCE = 1.5  # times stall_s
+        FeatureOutbox.flush = lambda _: None  # type: ignore[method-assign]
+
+    placement = ["placement.kind=split", "placement.targets=1", "placement.drafters=1", f"placement.stall_s={STALL_S}"]
+    words = [f"train.out={tmp_path / 'run'}", *placement, "placement.max_restarts=0"]
+    ended = run_world(home / "recipe.yaml", *words, hook=hook)
+    assert ended.code == 1 and ended.seconds < 1.5 * STALL_S + SURE_S + 12, ended.out
+    found = re.search("rank 0 (.*): stalled: all ranks have waited for each other for 6 s and more: (.*)", ended.out)
+    assert found is not None, ended.out
+    assert found[1] == "(drafter 0, cpu)"
+    features = "rank 0 waiting for features of micro-batch 0 from rank 1 (target 0)"
+    assert found[2] == f"{features}, rank 1 waiting for all ranks"
 
 
 def deaf() -> None:

@@ -16,19 +16,21 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from draftline.monitor.device_line import DeviceLine
+from draftline.monitor.device_line import DeviceLine, Queued
+from draftline.monitor.standoff import Standoff, Wait
 
 TEXT_BYTES = 512
 NUMBERS = 6
 PAGE_BYTES = 8 * NUMBERS + 3 * TEXT_BYTES
 GRACE_S = 2.0  # to print its stack, before SIGKILL
+PATIENCE = 15.0  # times `stall_s` that all ranks may wait for each other: NCCL takes a minute to find many hosts
 SLOWER = 5.0  # times its slowest so far that a phase may take where that is more than `stall_s`
 
 
@@ -65,6 +67,8 @@ class Heart:
         self.held_s = 0.0  # outside of it while the device waited
         self.polled_s = time.monotonic()
         self.doing = Doing("", "starting", np.inf)
+        self.doing_since_s = self.polled_s
+        self.wait: Wait | None = None  # for another rank, as of the last `poll`
         self.path = path
         self.page: Page | None = None
         if path is not None:
@@ -124,9 +128,9 @@ class Heart:
 
     def show(self, doing: Doing) -> None:
         """Its time begins anew."""
-        self.doing = doing
+        self.doing, self.doing_since_s = doing, time.monotonic()
         if self.page is not None:
-            self.page.host.show(doing.text, time.monotonic(), doing.limit_s)
+            self.page.host.show(doing.text, self.doing_since_s, doing.limit_s)
 
     def poll(self) -> None:
         """Say whether this rank waits for another one now, and what its device is at."""
@@ -138,12 +142,22 @@ class Heart:
             self.page.waited_until(now)
             if not self.doing.waits:
                 self.held_s += now - self.polled_s
+        self.wait = self.waits_for(head)
         if self.line is None or head is None or head.waits:
             self.page.device.show("", now, np.inf)
         else:
             limit_s = self.limit_s(head.kind, self.line.longest_s)
             self.page.device.show(f"{head.text}, on the device", self.line.began_s(head), limit_s)
         self.polled_s = now
+
+    def waits_for(self, head: Queued | None) -> Wait | None:
+        """head: what the device is at. One wait for as long as it lasts: another one begins at another time."""
+        doing, since_s = self.doing, self.doing_since_s
+        if doing.waits:
+            return Wait(doing.text, since_s)
+        if self.line is not None and head is not None and head.waits:
+            return Wait(f"{head.text}, on the device", self.line.began_s(head))
+        return None
 
 
 class Entry:
@@ -219,13 +233,14 @@ def read_text(page: mmap.mmap, at: int) -> str:
 
 
 class Watch(threading.Thread):
-    """Once a second: `poll` the own heart, and end the rank behind `page` when its time is over: its stack on its
-    stderr, the reason where torch's launcher looks for it, then SIGKILL."""
+    """Once a second: poll the `own` heart, end the rank behind `page` when its time is over, and this one where all
+    ranks wait for each other: its stack on its stderr, the reason where torch's launcher looks for it, then SIGKILL."""
 
-    def __init__(self, page: Page, poll: Callable[[], None], interval_s: float = 1.0) -> None:
+    def __init__(self, page: Page, own: Heart, standoff: Standoff | None, interval_s: float = 1.0) -> None:
         super().__init__(name="draftline-watch", daemon=True)
         self.page = page
-        self.poll = poll
+        self.own = own
+        self.standoff = standoff
         self.interval_s = interval_s
         self.ended = threading.Event()
         self.launcher = os.getppid()
@@ -235,23 +250,36 @@ class Watch(threading.Thread):
         while not self.ended.wait(self.interval_s):
             if os.getppid() != self.launcher:  # nobody is left to report to: no rank outlives its launcher
                 os.kill(os.getpid(), signal.SIGKILL)
-            self.poll()
+            self.own.poll()
+            self.look_at_all()
             overdue = self.page.overdue(time.monotonic()) if alive else None
             if overdue is not None:
-                self.end_it(*overdue)
+                what, late_s = overdue
+                end_rank(self.page, f"stalled: no progress in '{what}', {late_s:.0f} s past its limit")
                 alive = False
 
-    def end_it(self, what: str, late_s: float) -> None:
-        reason = f"stalled: no progress in '{what}', {late_s:.0f} s past its limit"
-        if self.page.error_file:
-            stamp = {"py_callstack": reason, "timestamp": str(int(time.time()))}
-            Path(self.page.error_file).write_text(json.dumps({"message": {"message": reason, "extraInfo": stamp}}))
-        for number in (signal.SIGABRT, signal.SIGKILL):
-            try:
-                os.kill(self.page.pid, number)
-            except ProcessLookupError:
-                return
-            time.sleep(GRACE_S)
+    def look_at_all(self) -> None:
+        if self.standoff is None:
+            return
+        try:
+            reason = self.standoff.look(self.own.wait, time.monotonic())
+        except RuntimeError:  # whoever held the board is gone, which ends the attempt by itself
+            self.standoff = None
+            return
+        if reason is not None and self.own.page is not None:
+            end_rank(self.own.page, reason)
 
     def stop(self) -> None:
         self.ended.set()
+
+
+def end_rank(page: Page, reason: str) -> None:
+    if page.error_file:
+        stamp = {"py_callstack": reason, "timestamp": str(int(time.time()))}
+        Path(page.error_file).write_text(json.dumps({"message": {"message": reason, "extraInfo": stamp}}))
+    for number in (signal.SIGABRT, signal.SIGKILL):
+        try:
+            os.kill(page.pid, number)
+        except ProcessLookupError:
+            return
+        time.sleep(GRACE_S)

@@ -14,17 +14,20 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store  # torch.distributed's, with its type
 from torch.distributed.device_mesh import DeviceMesh
 
 from draftline.config import PlacementSection
 from draftline.environment import variables
 from draftline.errors import PeerLost, PlainError
 from draftline.monitor.device_line import DeviceLine
-from draftline.monitor.heartbeat import Heart, Limits, Page, Watch
+from draftline.monitor.heartbeat import PATIENCE, Heart, Limits, Page, Watch
+from draftline.monitor.standoff import Standoff
 from draftline.train.plan import Plan, Role, World, make_plan
 from draftline.train.rendezvous import meet
 
 T = TypeVar("T")
+BOARD_TIMEOUT = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,8 @@ def join(placement: PlacementSection, device: torch.device) -> Ranks:
     cards: list[Any] = [None] * world.ranks
     dist.all_gather_object(cards, (f"{platform.node()}/{rank // world.ranks_per_host}", str(heart.path)))
     hosts = tuple(card[0] for card in cards)
-    watch = watch_neighbour(rank, hosts, [card[1] for card in cards], heart)
+    standoff = Standoff(board_of(store), rank, world.ranks, PATIENCE * placement.stall_s)
+    watch = watch_neighbour(rank, hosts, [card[1] for card in cards], heart, standoff)
     dist.all_gather_object(cards, None)  # every page has been opened
     (folder / "heart").unlink()
     folder.rmdir()
@@ -167,10 +171,19 @@ def with_groups(ranks: Ranks) -> Ranks:
     )
 
 
-def watch_neighbour(rank: int, hosts: tuple[str, ...], hearts: list[str], own: Heart) -> Watch:
+def board_of(store: Store) -> Store:
+    """The same store over a connection of its own, whose calls wait for seconds at most."""
+    board: Store = store.clone()  # type: ignore[attr-defined]  # torch's stub does not know it
+    board.set_timeout(BOARD_TIMEOUT)
+    return board
+
+
+def watch_neighbour(
+    rank: int, hosts: tuple[str, ...], hearts: list[str], own: Heart, standoff: Standoff | None
+) -> Watch:
     """Each rank watches the next one of its host; the only rank of a host watches itself."""
     local = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     neighbour = local[(local.index(rank) + 1) % len(local)]
-    watch = Watch(Page(Path(hearts[neighbour])), own.poll)
+    watch = Watch(Page(Path(hearts[neighbour])), own, standoff)
     watch.start()
     return watch

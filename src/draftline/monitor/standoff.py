@@ -1,0 +1,65 @@
+"""Ranks that all wait for each other: none of them is late, and nothing will ever happen.
+
+A collective that hangs in the network looks like this, and so does a fault in who waits for whom. Each rank says on a
+board that all can read when one single wait of its own has outlasted the limit; where all say so, the run ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+SURE_S = 5.0  # in which a rank whose wait has just ended takes back what it said
+
+
+class Board(Protocol):
+    """A store of torch.distributed."""
+
+    def set(self, key: str, value: str, /) -> Any: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def delete_key(self, key: str, /) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a rank waits for, and since when by time.monotonic."""
+
+    text: str
+    since_s: float
+
+
+@dataclass
+class Standoff:
+    """One rank's look at the board. limit_s: how long all must have waited."""
+
+    board: Board
+    rank: int
+    ranks: int
+    limit_s: float
+    said: Wait | None = None
+    all_wait_since_s: float | None = None
+
+    def look(self, wait: Wait | None, now: float) -> str | None:
+        """Called about once a second with what this rank waits for. On rank 0, once all have waited for longer than the
+        limit and go on doing so: why the run ends, with what each waits for."""
+        late = wait if wait is not None and now - wait.since_s > self.limit_s else None
+        if late != self.said:
+            if late is None:
+                self.board.delete_key(self.key(self.rank))
+            else:
+                self.board.set(self.key(self.rank), late.text)
+            self.said, self.all_wait_since_s = late, None
+        keys = [self.key(rank) for rank in range(self.ranks)]
+        if self.rank != 0 or late is None or not self.board.check(keys):
+            self.all_wait_since_s = None
+            return None
+        if self.all_wait_since_s is None:
+            self.all_wait_since_s = now
+        if now - self.all_wait_since_s < SURE_S:
+            return None
+        told = ", ".join(f"rank {rank} {self.board.get(key).decode()}" for rank, key in enumerate(keys))
+        return f"stalled: all ranks have waited for each other for {self.limit_s:.0f} s and more: {told}"
+
+    def key(self, rank: int) -> str:
+        return f"waits/{rank}"
