@@ -78,8 +78,7 @@ def own_tables(target: Target) -> tuple[Tensor, Tensor] | None:
     if rotary is None:
         return None
     position = torch.tensor([positions(target)], device=target.device)
-    with torch.no_grad():
-        position = position.expand(*grids(target, rotary), *position.shape)
+    position = position.expand(*grids(target, rotary), *position.shape)
     by_type = "layer_type" in signature(rotary.forward).parameters
     states = torch.zeros(1, 1, 1, device=target.device, dtype=target.dtype)
     with torch.no_grad():
@@ -90,6 +89,7 @@ def own_tables(target: Target) -> tuple[Tensor, Tensor] | None:
     return cos.float().cpu(), sin.float().cpu()
 
 
+@torch.no_grad()
 def grids(target: Target, rotary: nn.Module) -> tuple[int, ...]:
     """Dimensions of the positions before [R, S], as the decoder itself hands them to its rotary module: 3 where time,
     height and width count apart, which for text are alike."""

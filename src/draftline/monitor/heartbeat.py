@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +49,7 @@ class Doing:
     text: str
     limit_s: float
     waits: bool = False  # for another rank
+    since_s: float = 0.0  # by time.monotonic, once it is shown
 
 
 class Heart:
@@ -67,7 +68,6 @@ class Heart:
         self.held_s = 0.0  # outside of it while the device waited
         self.polled_s = time.monotonic()
         self.doing = Doing("", "starting", np.inf)
-        self.doing_since_s = self.polled_s
         self.wait: Wait | None = None  # for another rank, as of the last `poll`
         self.path = path
         self.page: Page | None = None
@@ -128,9 +128,9 @@ class Heart:
 
     def show(self, doing: Doing) -> None:
         """Its time begins anew."""
-        self.doing, self.doing_since_s = doing, time.monotonic()
+        self.doing = replace(doing, since_s=time.monotonic())
         if self.page is not None:
-            self.page.host.show(doing.text, self.doing_since_s, doing.limit_s)
+            self.page.host.show(doing.text, self.doing.since_s, doing.limit_s)
 
     def poll(self) -> None:
         """Say whether this rank waits for another one now, and what its device is at."""
@@ -152,9 +152,9 @@ class Heart:
 
     def waits_for(self, head: Queued | None) -> Wait | None:
         """head: what the device is at. One wait for as long as it lasts: another one begins at another time."""
-        doing, since_s = self.doing, self.doing_since_s
+        doing = self.doing
         if doing.waits:
-            return Wait(doing.text, since_s)
+            return Wait(doing.text, doing.since_s)
         if self.line is not None and head is not None and head.waits:
             return Wait(f"{head.text}, on the device", self.line.began_s(head))
         return None
