@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from two_gpus import STEPS, steps_of
+from two_gpus import steps_of
+
+from runs import STEPS
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 

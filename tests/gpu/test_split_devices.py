@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from two_gpus import STEPS, steps_of
+from two_gpus import steps_of
+
+from runs import STEPS
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 SPLIT = ["placement.kind=split", "placement.targets=1", "placement.drafters=1"]

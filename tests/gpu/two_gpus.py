@@ -12,8 +12,6 @@ from draftline.records import StepReport
 from runs import write_recipe
 from source_tree import ROOT
 
-STEPS = 8
-
 
 def run(home: Path, name: str, dtype: str, *words: str, hook: str = "") -> subprocess.CompletedProcess[str]:
     """A run in home/name, with overrides `words`; data and target of all runs in `home` are the same.

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from torch.distributed import DistError
 
 from draftline.monitor.device_line import DeviceLine, Queued
 from draftline.monitor.standoff import Standoff, Wait
@@ -263,7 +264,7 @@ class Watch(threading.Thread):
             return
         try:
             reason = self.standoff.look(self.own.wait, time.monotonic())
-        except RuntimeError:  # whoever held the board is gone, which ends the attempt by itself
+        except DistError:  # whoever held the board is gone, which ends the attempt by itself
             self.standoff = None
             return
         if reason is not None and self.own.page is not None:

@@ -1,7 +1,8 @@
 """Ranks that all wait for each other: none of them is late, and nothing will ever happen.
 
-A collective that hangs in the network looks like this, and so does a fault in who waits for whom. Each rank says on a
-board that all can read when one single wait of its own has outlasted the limit; where all say so, the run ends.
+A collective that hangs in the network looks like this, and so does a fault in who waits for whom. Each rank writes on a
+board that all can read what it waits for, once that one wait has outlasted the limit, and nothing when it has ended;
+where all have written something, the run ends.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-SURE_S = 5.0  # in which a rank whose wait has just ended takes back what it said
+SURE_S = 5.0  # in which a rank whose wait has just ended takes back what it wrote
 
 
 class Board(Protocol):
@@ -18,7 +19,6 @@ class Board(Protocol):
     def set(self, key: str, value: str, /) -> Any: ...
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
-    def delete_key(self, key: str, /) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -37,29 +37,32 @@ class Standoff:
     rank: int
     ranks: int
     limit_s: float
-    said: Wait | None = None
+    written: str = ""
     all_wait_since_s: float | None = None
 
     def look(self, wait: Wait | None, now: float) -> str | None:
         """Called about once a second with what this rank waits for. On rank 0, once all have waited for longer than the
         limit and go on doing so: why the run ends, with what each waits for."""
-        late = wait if wait is not None and now - wait.since_s > self.limit_s else None
-        if late != self.said:
-            if late is None:
-                self.board.delete_key(self.key(self.rank))
-            else:
-                self.board.set(self.key(self.rank), late.text)
-            self.said, self.all_wait_since_s = late, None
-        keys = [self.key(rank) for rank in range(self.ranks)]
-        if self.rank != 0 or late is None or not self.board.check(keys):
+        late = wait.text if wait is not None and now - wait.since_s > self.limit_s else ""
+        if late != self.written:
+            self.board.set(self.key(self.rank), late)
+            self.written = late
+        told = self.all_waits() if late and self.rank == 0 else []
+        if not told:
             self.all_wait_since_s = None
             return None
         if self.all_wait_since_s is None:
             self.all_wait_since_s = now
         if now - self.all_wait_since_s < SURE_S:
             return None
-        told = ", ".join(f"rank {rank} {self.board.get(key).decode()}" for rank, key in enumerate(keys))
-        return f"stalled: all ranks have waited for each other for {self.limit_s:.0f} s and more: {told}"
+        each = ", ".join(f"rank {rank} {text}" for rank, text in enumerate(told))
+        return f"stalled: all ranks have waited for each other for {self.limit_s:.0f} s and more: {each}"
+
+    def all_waits(self) -> list[str]:
+        """What each rank waits for, by rank; empty where one does not."""
+        keys = [self.key(rank) for rank in range(self.ranks)]
+        texts = [self.board.get(key).decode() for key in keys] if self.board.check(keys) else []
+        return texts if all(texts) else []
 
     def key(self, rank: int) -> str:
         return f"waits/{rank}"

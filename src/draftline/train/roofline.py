@@ -68,7 +68,7 @@ class Roofline:
         return self.predicted.seconds / self.measured_s
 
     @property
-    def is_too_small(self) -> bool:
+    def is_launch_bound(self) -> bool:
         """Whether the device idles for more than half of it because the host launches no faster."""
         return self.predicted.device_s < min(self.predicted.launches_s, self.measured_s / 2)
 
@@ -130,7 +130,7 @@ def judge(found: Roofline) -> str:
         f"({found.predicted.seconds * 1e3:.1f} ms)"
     )
     if found.share >= WARN_BELOW:
-        return f"{text}; {advice(found)}" if found.is_too_small else text
+        return f"{text}; {advice(found)}" if found.is_launch_bound else text
     if found.share >= STOP_BELOW:
         return f"{text}: slow. {account(found)}"
     raise RunError(
