@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import draftline.train.run  # noqa: F401  # by the process that ranks are forked from, so that none of them loads it again
 import draftline.train.start as start
@@ -30,12 +33,21 @@ def rank_main(hook: Hook | None = None) -> Callable[..., None]:
     """A rank as `launch` forks it, after `hook`."""
 
     def run(*words: str) -> None:
+        all_are_forked()
         sys.argv = ["draftline", *words]
         if hook is not None:
             hook()
         main()
 
     return run
+
+
+def all_are_forked() -> None:
+    """The launcher's store has a thread, and a lock that it holds in a fork stays locked in the child: so no rank
+    speaks to the store before the last one is there. A launcher that starts programs instead needs none of this."""
+    launcher, limit = psutil.Process(os.getppid()), time.monotonic() + LIMIT_S
+    while len(launcher.children()) < int(os.environ["LOCAL_WORLD_SIZE"]) and time.monotonic() < limit:
+        time.sleep(0.01)
 
 
 @dataclass
@@ -71,11 +83,21 @@ def start_world(
 def end_of(process: Any, log: Path) -> Ended:
     process.join(LIMIT_S)
     if process.is_alive():
+        stacks = stacks_of(process.pid, log.parent)
         os.kill(process.pid, signal.SIGTERM)
         process.join(10)
         process.kill()
-        raise AssertionError(f"the world did not end within {LIMIT_S} s:\n{log.read_text()}")
+        raise AssertionError(f"the world did not end within {LIMIT_S} s:\n{log.read_text()}\n{stacks}")
     return Ended(process.exitcode, log.read_text(), time.monotonic() - process.started)
+
+
+def stacks_of(launcher: int, home: Path) -> str:
+    """Where each process of a world stands: its launcher says so in its log, the ranks in theirs, returned here."""
+    for process in (psutil.Process(launcher), *psutil.Process(launcher).children(recursive=True)):
+        process.send_signal(signal.SIGUSR1)
+    time.sleep(1.0)
+    said = {path: path.read_text(errors="replace") for path in sorted(home.rglob("stderr.log"))}
+    return "\n".join(f"{path.parent.name}: {text}" for path, text in said.items() if "most recent call first" in text)
 
 
 def launcher(
@@ -87,6 +109,7 @@ def launcher(
     os.dup2(descriptor, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR1, file=2)  # the ranks', which inherit it, is another 2
 
     whole = start.train
 
